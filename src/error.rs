@@ -1,5 +1,5 @@
-//! What a verb that failed reports to the runtime: one JSON object with an error code of the CNI specification.
-//! The code is chosen here and nowhere else.
+//! What a verb that failed reports to the runtime: one JSON object with an error code of the CNI
+//! specification. The code is chosen here and nowhere else.
 
 use std::fmt;
 
@@ -50,7 +50,12 @@ pub struct Failure {
 impl Failure {
     /// An error of this program with the given code.
     pub fn new(code: Code, msg: impl Into<String>) -> Failure {
-        Failure { code: code as u32, msg: msg.into(), details: String::new(), is_relayed: false }
+        Failure {
+            code: code as u32,
+            msg: msg.into(),
+            details: String::new(),
+            is_relayed: false,
+        }
     }
 
     /// Adds text that belongs to the error but is too long for its message.
@@ -62,7 +67,12 @@ impl Failure {
 
     /// The error that another plugin reported, unchanged.
     pub fn relayed(error: ErrorJson) -> Failure {
-        Failure { code: error.code, msg: error.msg, details: error.details, is_relayed: true }
+        Failure {
+            code: error.code,
+            msg: error.msg,
+            details: error.details,
+            is_relayed: true,
+        }
     }
 }
 
@@ -80,22 +90,28 @@ pub fn code_of(error: &anyhow::Error) -> u32 {
         failure.code
     } else if error.chain().any(|cause| cause.is::<Fault>()) {
         Code::InvalidConfig as u32
-    } else if error.chain().any(|cause| cause.is::<std::io::Error>() || cause.is::<nix::errno::Errno>()) {
+    } else if error
+        .chain()
+        .any(|cause| cause.is::<std::io::Error>() || cause.is::<nix::errno::Errno>())
+    {
         Code::Io as u32
     } else {
         Code::Internal as u32
     }
 }
 
-/// Whether `error` is the error object that another plugin printed: that plugin ran, and refused the call.
+/// Whether `error` is the error object that another plugin printed: that plugin ran, and refused
+/// the call.
 pub fn is_relayed(error: &anyhow::Error) -> bool {
     failure_in(error).is_some_and(|failure| failure.is_relayed)
 }
 
-/// The outermost failure in the chain. `downcast_ref` also finds a failure that was added as context to another
-/// error; `chain` shows such a context only under a private type.
+/// The outermost failure in the chain. `downcast_ref` also finds a failure that was added as
+/// context to another error; `chain` shows such a context only under a private type.
 fn failure_in(error: &anyhow::Error) -> Option<&Failure> {
-    error.downcast_ref().or_else(|| error.chain().find_map(|cause| cause.downcast_ref()))
+    error
+        .downcast_ref()
+        .or_else(|| error.chain().find_map(|cause| cause.downcast_ref()))
 }
 
 /// The error object of the specification.
@@ -126,9 +142,9 @@ impl ErrorJson {
         }
     }
 
-    /// go-cni takes a DEL that fails with one of these texts for a success and forgets the attachment
-    /// (containerd/go-cni cni.go:270). It does not matter who wrote the text: the kernel's error strings and
-    /// the message of an IPAM plugin count as well.
+    /// go-cni takes a DEL that fails with one of these texts for a success and forgets the
+    /// attachment (containerd/go-cni cni.go:270). It does not matter who wrote the text: the
+    /// kernel's error strings and the message of an IPAM plugin count as well.
     #[must_use]
     pub fn safe_for_del(mut self) -> ErrorJson {
         for text in [&mut self.msg, &mut self.details] {
@@ -175,7 +191,9 @@ mod tests {
 
     #[test]
     fn the_code_survives_context_and_the_text_keeps_every_cause() {
-        let error = Err::<(), _>(failure!(TryAgain, "held by c1")).context("rail 3").unwrap_err();
+        let error = Err::<(), _>(failure!(TryAgain, "held by c1"))
+            .context("rail 3")
+            .unwrap_err();
         let json = ErrorJson::new("1.0.0", &error);
         assert_eq!((json.code, json.msg.as_str()), (11, "rail 3: held by c1"));
     }
@@ -183,23 +201,34 @@ mod tests {
     #[test]
     fn a_failure_as_context_gives_its_code() {
         let cause = || anyhow::Error::new(std::io::Error::other("x"));
-        let error = cause().context(Failure::new(Code::Decode, "stdin").details("d")).context("above");
+        let error = cause()
+            .context(Failure::new(Code::Decode, "stdin").details("d"))
+            .context("above");
         let json = ErrorJson::new("1.0.0", &error);
-        assert_eq!((json.code, json.msg.as_str(), json.details.as_str()), (6, "above: stdin: x", "d"));
+        assert_eq!(
+            (json.code, json.msg.as_str(), json.details.as_str()),
+            (6, "above: stdin: x", "d")
+        );
     }
 
     #[test]
     fn an_io_error_is_code_5_and_anything_else_999() {
         assert_eq!(code_of(&anyhow::Error::new(std::io::Error::other("x"))), 5);
         assert_eq!(code_of(&anyhow::anyhow!("x")), 999);
-        assert_eq!(code_of(&anyhow::Error::new(Fault::new("mtu", "x")).context("above")), 7);
+        assert_eq!(
+            code_of(&anyhow::Error::new(Fault::new("mtu", "x")).context("above")),
+            7
+        );
     }
 
-    /// go-cni takes a DEL whose error contains `not found` for done, and containerd then forgets the pod:
-    /// tests/contract-items, item 82.
+    /// go-cni takes a DEL whose error contains `not found` for done, and containerd then forgets
+    /// the pod: tests/contract-items, item 82.
     #[test]
     fn no_del_error_reads_like_a_success_to_go_cni() {
         let error = anyhow::anyhow!("link Not Found: No such file or directory (os error 2)");
-        assert_eq!(ErrorJson::new("1.1.0", &error).safe_for_del().msg, "link absent: ENOENT (os error 2)");
+        assert_eq!(
+            ErrorJson::new("1.1.0", &error).safe_for_del().msg,
+            "link absent: ENOENT (os error 2)"
+        );
     }
 }

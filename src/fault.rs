@@ -1,9 +1,10 @@
-//! What is wrong with a file or a configuration: where, at which key, what, and what to do about it. A fault is kept as a
-//! value; [`Fault`]'s `Display` is the only place that makes a line of it.
+//! What is wrong with a file or a configuration: where, at which key, what, and what to do about
+//! it. A fault is kept as a value; [`Fault`]'s `Display` is the only place that makes a line of it.
 
 use std::fmt;
 
-/// A message lists this many faults of one kind: ten lines describe a mistake as well as ten thousand.
+/// A message lists this many faults of one kind: ten lines describe a mistake as well as ten
+/// thousand.
 pub const SHOWN: usize = 10;
 
 /// A position in a file, written as `pools.yaml:17`.
@@ -20,14 +21,20 @@ pub struct Place {
 impl Place {
     /// A file as a whole.
     pub fn file(name: impl Into<String>) -> Place {
-        Place { file: name.into(), line: 0, column: 0 }
+        Place {
+            file: name.into(),
+            line: 0,
+            column: 0,
+        }
     }
 }
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.file)?;
-        let mut known = [self.line, self.column].into_iter().take_while(|number| *number != 0);
+        let mut known = [self.line, self.column]
+            .into_iter()
+            .take_while(|number| *number != 0);
         known.try_for_each(|number| write!(f, ":{number}"))
     }
 }
@@ -37,20 +44,26 @@ impl fmt::Display for Place {
 pub struct Fault {
     /// The position of the value; [`Place::default`] where there is none.
     pub place: Place,
-    /// The object that the file describes there, such as `CIDRPool rail-0`; empty where the place is enough.
+    /// The object that the file describes there, such as `CIDRPool rail-0`; empty where the place
+    /// is enough.
     pub subject: String,
     /// The key, such as `spec.routes[0].dst`; empty for the whole.
     pub path: String,
     /// What is wrong.
     pub problem: String,
-    /// What to do about it; empty where the problem says it. It is a box so that a result with a fault stays small.
+    /// What to do about it; empty where the problem says it. It is a box so that a result with a
+    /// fault stays small.
     pub remedy: Box<str>,
 }
 
 impl Fault {
     /// A fault of the value at `path`.
     pub fn new(path: impl Into<String>, problem: impl Into<String>) -> Fault {
-        Fault { path: path.into(), problem: problem.into(), ..Fault::default() }
+        Fault {
+            path: path.into(),
+            problem: problem.into(),
+            ..Fault::default()
+        }
     }
 
     /// A fault of something that has no path of keys, such as a file or a node.
@@ -67,13 +80,19 @@ impl Fault {
     /// Adds the object that the fault is of.
     #[must_use]
     pub fn of(self, subject: impl Into<String>) -> Fault {
-        Fault { subject: subject.into(), ..self }
+        Fault {
+            subject: subject.into(),
+            ..self
+        }
     }
 
     /// Adds what to do.
     #[must_use]
     pub fn remedy(self, remedy: impl Into<Box<str>>) -> Fault {
-        Fault { remedy: remedy.into(), ..self }
+        Fault {
+            remedy: remedy.into(),
+            ..self
+        }
     }
 
     /// The fault without its position.
@@ -116,7 +135,12 @@ pub fn with_others(first: &Fault, count: usize) -> String {
 
 /// Faults or names in one message: the first ones, and the number of the others.
 pub fn some_of<T: fmt::Display>(all: &[T]) -> String {
-    let shown = all.iter().take(SHOWN).map(T::to_string).collect::<Vec<_>>().join("; ");
+    let shown = all
+        .iter()
+        .take(SHOWN)
+        .map(T::to_string)
+        .collect::<Vec<_>>()
+        .join("; ");
     match all.len().checked_sub(SHOWN) {
         None | Some(0) => shown,
         Some(more) => format!("{shown}; and {more} more"),
@@ -129,11 +153,26 @@ mod tests {
 
     #[test]
     fn a_fault_is_one_line_of_the_parts_that_are_known() {
-        let place = Place { file: "pools.yaml".into(), line: 17, column: 0 };
-        let fault = Fault::new("spec.cidr", "a").at(place).of("CIDRPool r").remedy("b");
-        assert_eq!(fault.to_string(), "pools.yaml:17: CIDRPool r: spec.cidr: a: b");
+        let place = Place {
+            file: "pools.yaml".into(),
+            line: 17,
+            column: 0,
+        };
+        let fault = Fault::new("spec.cidr", "a")
+            .at(place)
+            .of("CIDRPool r")
+            .remedy("b");
+        assert_eq!(
+            fault.to_string(),
+            "pools.yaml:17: CIDRPool r: spec.cidr: a: b"
+        );
         assert_eq!(fault.message(), "CIDRPool r: spec.cidr: a: b");
         assert_eq!(Fault::whole("no file").to_string(), "no file");
-        assert_eq!(Fault::whole("no rail").at(Place::file("w0.yaml")).to_string(), "w0.yaml: no rail");
+        assert_eq!(
+            Fault::whole("no rail")
+                .at(Place::file("w0.yaml"))
+                .to_string(),
+            "w0.yaml: no rail"
+        );
     }
 }

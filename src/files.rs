@@ -1,8 +1,8 @@
-//! Files that stay consistent when the process is killed at any moment: each is written under a temporary name
-//! and renamed, locks have a deadline, and no symbolic link is followed.
+//! Files that stay consistent when the process is killed at any moment: each is written under a
+//! temporary name and renamed, locks have a deadline, and no symbolic link is followed.
 //!
-//! A directory is opened once and its entries are named relative to it, so the meaning of a name cannot change
-//! between two steps.
+//! A directory is opened once and its entries are named relative to it, so the meaning of a name
+//! cannot change between two steps.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
@@ -24,19 +24,22 @@ use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, linkat, unlinkat};
 
 use crate::{fail, watchdog};
 
-/// Largest file that is read, in bytes. It is larger than every file that the project writes on ADD; a store of
-/// many nodes has a file per node.
+/// Largest file that is read, in bytes. It is larger than every file that the project writes on
+/// ADD; a store of many nodes has a file per node.
 const MAX_FILE: u64 = 16 << 20;
 
 /// How the name of a half-written file begins.
 const TEMPORARY: &str = ".tmp.";
 
-/// Reads a regular file that an operator named, perhaps by a symbolic link. Anything else is refused: to open
-/// or read a FIFO, for example, might wait without end.
+/// Reads a regular file that an operator named, perhaps by a symbolic link. Anything else is
+/// refused: to open or read a FIFO, for example, might wait without end.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     use std::os::unix::fs::OpenOptionsExt as _;
     let flags = OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-    let file = File::options().read(true).custom_flags(flags.bits()).open(path)?;
+    let file = File::options()
+        .read(true)
+        .custom_flags(flags.bits())
+        .open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(io::Error::other("it is not a regular file"));
@@ -44,8 +47,8 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     content(file, &metadata)
 }
 
-/// What is in the file, up to the largest size. The buffer has room for a little more than the file: one read fetches
-/// all of it, a second one sees the end.
+/// What is in the file, up to the largest size. The buffer has room for a little more than the
+/// file: one read fetches all of it, a second one sees the end.
 fn content(file: File, metadata: &Metadata) -> io::Result<Vec<u8>> {
     let size = usize::try_from(metadata.len().min(MAX_FILE)).unwrap_or_default();
     let mut content = Vec::with_capacity(size + 64);
@@ -64,15 +67,25 @@ impl Dir {
     /// Opens `path`. The operator chose the path, so symbolic links in it are followed.
     pub fn open(path: &Path) -> io::Result<Dir> {
         let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        Ok(Dir { fd: nix::fcntl::open(path, flags, Mode::empty())?, path: path.to_owned() })
+        Ok(Dir {
+            fd: nix::fcntl::open(path, flags, Mode::empty())?,
+            path: path.to_owned(),
+        })
     }
 
     /// Opens `path`; makes the directory and its parents where they are missing.
     pub fn create(path: &Path) -> Result<Dir> {
         use std::os::unix::fs::DirBuilderExt as _;
-        let make = || std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+        let make = || {
+            std::fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(path)
+        };
         let opened = match Dir::open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => make().and_then(|()| Dir::open(path)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                make().and_then(|()| Dir::open(path))
+            }
             opened => opened,
         };
         opened.with_context(|| format!("cannot open the directory {}", path.display()))
@@ -82,7 +95,10 @@ impl Dir {
     pub fn sub(&self, name: &str) -> Result<Option<Dir>> {
         let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         match openat(&self.fd, name, flags, Mode::empty()) {
-            Ok(fd) => Ok(Some(Dir { fd, path: self.path.join(name) })),
+            Ok(fd) => Ok(Some(Dir {
+                fd,
+                path: self.path.join(name),
+            })),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(self.error(errno, "cannot open the directory", name)),
         }
@@ -98,7 +114,8 @@ impl Dir {
             Ok(()) | Err(Errno::EEXIST) => (),
             Err(errno) => return Err(self.error(errno, "cannot make the directory", name)),
         }
-        self.sub(name)?.ok_or_else(|| self.error(Errno::ENOENT, "cannot open the directory", name))
+        self.sub(name)?
+            .ok_or_else(|| self.error(Errno::ENOENT, "cannot open the directory", name))
     }
 
     /// Removes the directory `name` if it is empty, and returns whether it did.
@@ -111,7 +128,8 @@ impl Dir {
         &self.path
     }
 
-    /// Reads the file `name`; `None` when it does not exist. Symbolic links and devices are refused.
+    /// Reads the file `name`; `None` when it does not exist. Symbolic links and devices are
+    /// refused.
     pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         let file = match openat(&self.fd, name, flags, Mode::empty()) {
@@ -121,16 +139,24 @@ impl Dir {
         };
         let metadata = file.metadata()?;
         if !metadata.is_file() {
-            fail!(Io, "{} is not a regular file: remove it", self.path.join(name).display());
+            fail!(
+                Io,
+                "{} is not a regular file: remove it",
+                self.path.join(name).display()
+            );
         }
         let content = content(file, &metadata);
-        content.map(Some).with_context(|| format!("cannot read {}", self.path.join(name).display()))
+        content
+            .map(Some)
+            .with_context(|| format!("cannot read {}", self.path.join(name).display()))
     }
 
-    /// Replaces the file `name` by one with `content` in one step: readers see either the old or the new content.
-    /// Without an fsync: the files are in /run, which no power cut survives.
+    /// Replaces the file `name` by one with `content` in one step: readers see either the old or
+    /// the new content. Without an fsync: the files are in /run, which no power cut survives.
     pub fn write(&self, name: &str, content: &[u8]) -> Result<()> {
-        let written = self.write_temporary(name, content).and_then(|()| self.rename_temporary(name));
+        let written = self
+            .write_temporary(name, content)
+            .and_then(|()| self.rename_temporary(name));
         written.or_else(|error| {
             self.discard(name);
             Err(error).with_context(|| format!("cannot write {}", self.path.join(name).display()))
@@ -142,12 +168,15 @@ impl Dir {
         let _ = self.remove(&format!("{TEMPORARY}{name}"));
     }
 
-    /// Writes the new file `name`, which has no reader yet: the write is neither atomic nor durable.
+    /// Writes the new file `name`, which has no reader yet: the write is neither atomic nor
+    /// durable.
     pub fn write_new(&self, name: &str, content: &[u8]) -> Result<()> {
-        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let flags =
+            OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
-        let write =
-            || -> io::Result<()> { File::from(openat(&self.fd, name, flags, mode)?).write_all(content) };
+        let write = || -> io::Result<()> {
+            File::from(openat(&self.fd, name, flags, mode)?).write_all(content)
+        };
         write().with_context(|| format!("cannot write {}", self.path.join(name).display()))
     }
 
@@ -157,8 +186,8 @@ impl Dir {
             .map_err(|errno| self.error(errno, "cannot make the directory", name))
     }
 
-    /// Makes a hard link to the file `name` in the directory `to`, or a copy where the file system has no hard
-    /// links.
+    /// Makes a hard link to the file `name` in the directory `to`, or a copy where the file system
+    /// has no hard links.
     pub fn link(&self, name: &str, to: &Dir) -> Result<()> {
         match linkat(&self.fd, name, &to.fd, name, AtFlags::empty()) {
             Err(Errno::EPERM | Errno::EOPNOTSUPP | Errno::EMLINK) => match self.read(name)? {
@@ -174,16 +203,22 @@ impl Dir {
         Ok(renameat(&self.fd, name, &to.fd, new_name)?)
     }
 
-    /// Moves the file `name` of the directory `from` into this one in one step, under a name that is free, and
-    /// returns that name; `None` when `from` has no such file. Unlike a hard link, this also works on a full
-    /// tmpfs.
+    /// Moves the file `name` of the directory `from` into this one in one step, under a name that
+    /// is free, and returns that name; `None` when `from` has no such file. Unlike a hard link,
+    /// this also works on a full tmpfs.
     pub fn receive(&self, from: &Dir, name: &str) -> Result<Option<String>> {
         let mut free = name.to_owned();
         loop {
-            let kind =
-                fstatat(&from.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW).map(|stat| stat.st_mode & S_IFMT);
+            let kind = fstatat(&from.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW)
+                .map(|stat| stat.st_mode & S_IFMT);
             let moved = match kind {
-                Ok(S_IFREG) => renameat2(&from.fd, name, &self.fd, &*free, RenameFlags::RENAME_NOREPLACE),
+                Ok(S_IFREG) => renameat2(
+                    &from.fd,
+                    name,
+                    &self.fd,
+                    &*free,
+                    RenameFlags::RENAME_NOREPLACE,
+                ),
                 Ok(_) | Err(Errno::ENOENT) => return Ok(None),
                 Err(errno) => Err(errno),
             };
@@ -209,13 +244,21 @@ impl Dir {
 
     /// Exchanges two entries in one step.
     pub fn exchange(&self, one: &str, other: &str) -> io::Result<()> {
-        Ok(renameat2(&self.fd, one, &self.fd, other, RenameFlags::RENAME_EXCHANGE)?)
+        Ok(renameat2(
+            &self.fd,
+            one,
+            &self.fd,
+            other,
+            RenameFlags::RENAME_EXCHANGE,
+        )?)
     }
 
     /// Whether `name` still refers to the open directory `dir`.
     pub fn names_still(&self, name: &str, dir: &Dir) -> bool {
         let named = fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW);
-        let same = |one: FileStat, other: FileStat| (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino);
+        let same = |one: FileStat, other: FileStat| {
+            (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+        };
         matches!((named, fstat(&dir.fd)), (Ok(named), Ok(ours)) if same(named, ours))
     }
 
@@ -227,7 +270,9 @@ impl Dir {
             Err(errno) => return Err(self.error(errno, "cannot remove", name)),
         }
         if let Some(dir) = self.sub(name)? {
-            dir.all_names()?.iter().try_for_each(|file| dir.remove(file))?;
+            dir.all_names()?
+                .iter()
+                .try_for_each(|file| dir.remove(file))?;
         }
         match unlinkat(&self.fd, name, UnlinkatFlags::RemoveDir) {
             Ok(()) | Err(Errno::ENOENT) => Ok(()),
@@ -237,18 +282,33 @@ impl Dir {
 
     /// Waits until all changes of this file system are on the disk (syncfs(2)).
     pub fn sync(&self) -> Result<()> {
-        nix::unistd::syncfs(&self.fd).with_context(|| format!("cannot sync {}", self.path.display()))
+        nix::unistd::syncfs(&self.fd)
+            .with_context(|| format!("cannot sync {}", self.path.display()))
     }
 
     fn write_temporary(&self, name: &str, content: &[u8]) -> io::Result<()> {
-        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let flags = OFlag::O_WRONLY
+            | OFlag::O_CREAT
+            | OFlag::O_TRUNC
+            | OFlag::O_NOFOLLOW
+            | OFlag::O_CLOEXEC;
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
-        let mut file = File::from(openat(&self.fd, &*format!("{TEMPORARY}{name}"), flags, mode)?);
+        let mut file = File::from(openat(
+            &self.fd,
+            &*format!("{TEMPORARY}{name}"),
+            flags,
+            mode,
+        )?);
         file.write_all(content)
     }
 
     fn rename_temporary(&self, name: &str) -> io::Result<()> {
-        Ok(renameat(&self.fd, &*format!("{TEMPORARY}{name}"), &self.fd, name)?)
+        Ok(renameat(
+            &self.fd,
+            &*format!("{TEMPORARY}{name}"),
+            &self.fd,
+            name,
+        )?)
     }
 
     /// Removes the file `name`. It is no error if the file does not exist.
@@ -282,9 +342,9 @@ impl Dir {
         Ok(names)
     }
 
-    /// Removes the files that a killed writer left half-written, and shows all other names to `look`: one
-    /// listing serves both. The caller must hold the lock that the writers hold. Only files whose final name
-    /// begins with `of` are removed.
+    /// Removes the files that a killed writer left half-written, and shows all other names to
+    /// `look`: one listing serves both. The caller must hold the lock that the writers hold. Only
+    /// files whose final name begins with `of` are removed.
     pub fn remove_half_written(&self, of: &str, mut look: impl FnMut(&str)) -> Result<()> {
         let prefix = format!("{TEMPORARY}{of}");
         let mut left = Vec::new();
@@ -296,8 +356,8 @@ impl Dir {
         left.iter().try_for_each(|name| self.remove(name))
     }
 
-    /// Shows every name to `look`. No name is copied, because there may be thousands. A directory that was
-    /// removed while it was open has no entries.
+    /// Shows every name to `look`. No name is copied, because there may be thousands. A directory
+    /// that was removed while it was open has no entries.
     pub fn visit(&self, mut look: impl FnMut(&str)) -> Result<()> {
         let mut list = || -> nix::Result<()> {
             let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -319,15 +379,21 @@ impl Dir {
     /// Checks that files can be made in this directory, without making one.
     pub fn writable(&self) -> Result<()> {
         // The effective user and group count here, as they will for the writes.
-        faccessat(&self.fd, ".", AccessFlags::W_OK | AccessFlags::X_OK, AtFlags::AT_EACCESS)
-            .with_context(|| format!("{} is not writable", self.path.display()))
+        faccessat(
+            &self.fd,
+            ".",
+            AccessFlags::W_OK | AccessFlags::X_OK,
+            AtFlags::AT_EACCESS,
+        )
+        .with_context(|| format!("{} is not writable", self.path.display()))
     }
 
-    /// Takes the lock `name`, waiting for up to `patience`. The lock is a file in this directory that has no
-    /// other use. The kernel releases it when the process ends, however it ends. Fails with
-    /// [`Code::TryAgain`](crate::error::Code::TryAgain), naming the holder.
+    /// Takes the lock `name`, waiting for up to `patience`. The lock is a file in this directory
+    /// that has no other use. The kernel releases it when the process ends, however it ends. Fails
+    /// with [`Code::TryAgain`](crate::error::Code::TryAgain), naming the holder.
     pub fn lock(&self, name: &str, patience: Duration) -> Result<Lock> {
-        /// Those who wait try equally often, whenever they came, and not in step: so each gets its turn.
+        /// Those who wait try equally often, whenever they came, and not in step: so each gets its
+        /// turn.
         const PAUSE: Duration = Duration::from_millis(1);
         const JITTER: u32 = 4_000_000;
         let deadline = Instant::now() + patience;
@@ -339,18 +405,27 @@ impl Dir {
             let pause = PAUSE + Duration::from_nanos((since_boot().subsec_nanos() % JITTER).into());
             if Instant::now() + pause > deadline {
                 let path = self.path.join(name);
-                let holder = self.holder(name).unwrap_or_else(|| "`fuser -v` shows it".to_owned());
-                fail!(TryAgain, "another process has held {} for {patience:?}: {holder}", path.display());
+                let holder = self
+                    .holder(name)
+                    .unwrap_or_else(|| "`fuser -v` shows it".to_owned());
+                fail!(
+                    TryAgain,
+                    "another process has held {} for {patience:?}: {holder}",
+                    path.display()
+                );
             }
             std::thread::sleep(pause);
         }
     }
 
-    /// Describes the process that holds the lock `name`, for a message; `None` where the kernel does not report
-    /// it.
+    /// Describes the process that holds the lock `name`, for a message; `None` where the kernel
+    /// does not report it.
     fn holder(&self, name: &str) -> Option<String> {
         let file = fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW).ok()?;
-        let (major, minor) = (nix::sys::stat::major(file.st_dev), nix::sys::stat::minor(file.st_dev));
+        let (major, minor) = (
+            nix::sys::stat::major(file.st_dev),
+            nix::sys::stat::minor(file.st_dev),
+        );
         let lock = format!("{major:02x}:{minor:02x}:{}", file.st_ino);
         let pid = holder_in(&std::fs::read_to_string("/proc/locks").ok()?, &lock)?;
         let of_process = |file: &str| std::fs::read(format!("/proc/{pid}/{file}")).ok();
@@ -360,13 +435,22 @@ impl Dir {
         let call: Vec<_> = ["CNI_COMMAND", "CNI_CONTAINERID", "CNI_IFNAME"]
             .iter()
             .filter_map(|variable| {
-                let value =
-                    |entry: &[u8]| Some(text(entry.strip_prefix(variable.as_bytes())?.strip_prefix(b"=")?));
+                let value = |entry: &[u8]| {
+                    Some(text(
+                        entry
+                            .strip_prefix(variable.as_bytes())?
+                            .strip_prefix(b"=")?,
+                    ))
+                };
                 environment.split(|byte| *byte == 0).find_map(value)
             })
             .filter(|value| !value.is_empty())
             .collect();
-        let call = if call.is_empty() { String::new() } else { format!(", {}", call.join(" ")) };
+        let call = if call.is_empty() {
+            String::new()
+        } else {
+            format!(", {}", call.join(" "))
+        };
         Some(format!("{program} (process {pid}{call})"))
     }
 
@@ -377,17 +461,23 @@ impl Dir {
             let flags = OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
             let mode = Mode::S_IRUSR | Mode::S_IWUSR;
             let fd = match openat(&self.fd, name, flags | OFlag::O_RDWR, mode) {
-                // A lock needs no writable file, and a DEL on a read-only /run may have nothing to write.
-                Err(Errno::EROFS) => {
-                    openat(&self.fd, name, OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, Mode::empty())
-                }
+                // A lock needs no writable file, and a DEL on a read-only /run may have nothing to
+                // write.
+                Err(Errno::EROFS) => openat(
+                    &self.fd,
+                    name,
+                    OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC,
+                    Mode::empty(),
+                ),
                 fd => fd,
             };
             let file = File::from(fd.map_err(|errno| self.error(errno, "cannot lock", name))?);
             match fs4::FileExt::try_lock(&file) {
                 Ok(()) => (),
                 Err(fs4::TryLockError::WouldBlock) => return Ok(None),
-                Err(fs4::TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => {
+                Err(fs4::TryLockError::Error(error))
+                    if error.kind() == io::ErrorKind::Interrupted =>
+                {
                     continue;
                 }
                 Err(fs4::TryLockError::Error(error)) => return Err(error).with_context(what),
@@ -415,32 +505,45 @@ impl Dir {
         match fs4::FileExt::try_lock_shared(&file) {
             Ok(()) => Ok(false),
             Err(fs4::TryLockError::WouldBlock) => Ok(true),
-            Err(fs4::TryLockError::Error(error)) => {
-                Err(error).with_context(|| format!("cannot lock {}", self.path.join(name).display()))
-            }
+            Err(fs4::TryLockError::Error(error)) => Err(error)
+                .with_context(|| format!("cannot lock {}", self.path.join(name).display())),
         }
     }
 
     /// Removes the lock file, unless the lock is held or its note is not `useless`.
     pub fn prune_lock(&self, name: &str, useless: impl Fn(&[u8]) -> bool) -> Result<()> {
-        let Some(mut lock) = self.try_lock(name)? else { return Ok(()) };
-        if useless(&lock.note()?) { self.remove(name) } else { Ok(()) }
+        let Some(mut lock) = self.try_lock(name)? else {
+            return Ok(());
+        };
+        if useless(&lock.note()?) {
+            self.remove(name)
+        } else {
+            Ok(())
+        }
     }
 
     fn error(&self, errno: Errno, what: &str, name: &str) -> anyhow::Error {
         let path = self.path.join(name);
-        let hint = if errno == Errno::ELOOP { " (a symbolic link: remove it)" } else { "" };
-        anyhow::Error::new(io::Error::from(errno)).context(format!("{what} {}{hint}", path.display()))
+        let hint = if errno == Errno::ELOOP {
+            " (a symbolic link: remove it)"
+        } else {
+            ""
+        };
+        anyhow::Error::new(io::Error::from(errno))
+            .context(format!("{what} {}{hint}", path.display()))
     }
 }
 
-/// The process that holds the flock on the file `MAJOR:MINOR:INODE`, found in the text of /proc/locks. The
-/// lines of waiting processes have an arrow. A process id of 0 or less is a process that this one cannot see.
+/// The process that holds the flock on the file `MAJOR:MINOR:INODE`, found in the text of
+/// /proc/locks. The lines of waiting processes have an arrow. A process id of 0 or less is a
+/// process that this one cannot see.
 fn holder_in(locks: &str, file: &str) -> Option<u32> {
     locks.lines().find_map(|line| {
         let words: Vec<_> = line.split_whitespace().collect();
         match words[..] {
-            [_, "FLOCK", _, _, pid, of, ..] if of == file => pid.parse().ok().filter(|pid| *pid > 0),
+            [_, "FLOCK", _, _, pid, of, ..] if of == file => {
+                pid.parse().ok().filter(|pid| *pid > 0)
+            }
             _ => None,
         }
     })
@@ -457,11 +560,14 @@ pub fn is_already_there(error: &anyhow::Error) -> bool {
 }
 
 fn is_of(error: &anyhow::Error, kind: io::ErrorKind) -> bool {
-    let cause = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>());
+    let cause = error
+        .chain()
+        .find_map(|cause| cause.downcast_ref::<io::Error>());
     cause.is_some_and(|cause| cause.kind() == kind)
 }
 
-/// A lock that is held until this value is dropped. Its file can carry a note, which only holders read.
+/// A lock that is held until this value is dropped. Its file can carry a note, which only holders
+/// read.
 #[derive(Debug)]
 pub struct Lock {
     file: File,
@@ -472,7 +578,10 @@ impl Lock {
     pub fn note(&mut self) -> Result<Vec<u8>> {
         let mut note = Vec::new();
         self.file.rewind()?;
-        (&self.file).take(MAX_FILE).read_to_end(&mut note).context("cannot read a lock file")?;
+        (&self.file)
+            .take(MAX_FILE)
+            .read_to_end(&mut note)
+            .context("cannot read a lock file")?;
         Ok(note)
     }
 
@@ -489,7 +598,8 @@ impl Lock {
 
 /// `text` as part of a file name: unchanged if it is short, else its start and a hash.
 pub fn name_part(text: &str) -> String {
-    // A name can have 255 bytes; three parts, an ending and the prefix of a temporary file must fit.
+    // A name can have 255 bytes; three parts, an ending and the prefix of a temporary file must
+    // fit.
     const LONGEST: usize = 100;
     if text.len() <= LONGEST {
         return text.to_owned();
@@ -498,8 +608,9 @@ pub fn name_part(text: &str) -> String {
     format!("{start}~{}", hash(&[text]))
 }
 
-/// A hash of `parts` with 128 bits, as 32 hexadecimal digits. It is the same for all releases and machines. Two
-/// different inputs may have the same hash, so a file with such a name also contains what it is for.
+/// A hash of `parts` with 128 bits, as 32 hexadecimal digits. It is the same for all releases and
+/// machines. Two different inputs may have the same hash, so a file with such a name also contains
+/// what it is for.
 pub fn hash(parts: &[&str]) -> String {
     let mut hasher = siphasher::sip128::SipHasher13::new();
     for part in parts {
@@ -510,7 +621,8 @@ pub fn hash(parts: &[&str]) -> String {
     format!("{:016x}{:016x}", bits.h1, bits.h2)
 }
 
-/// The id of this boot. State that was written under another one describes namespaces that are gone.
+/// The id of this boot. State that was written under another one describes namespaces that are
+/// gone.
 pub fn boot_id() -> Result<&'static str> {
     static BOOT_ID: OnceLock<String> = OnceLock::new();
     if let Some(id) = BOOT_ID.get() {
@@ -611,7 +723,10 @@ mod tests {
     fn who_waited_in_vain_for_a_lock_is_told_who_holds_it() {
         let (_temp, dir) = directory();
         let _held = dir.try_lock("l").unwrap().unwrap();
-        let error = dir.lock("l", Duration::from_millis(20)).unwrap_err().to_string();
+        let error = dir
+            .lock("l", Duration::from_millis(20))
+            .unwrap_err()
+            .to_string();
         let comm = std::fs::read_to_string("/proc/self/comm").unwrap();
         let expected = format!("for 20ms: {} (process {}", comm.trim(), std::process::id());
         assert!(error.contains(&expected), "{error}");
@@ -655,10 +770,13 @@ mod tests {
     fn only_locks_that_nobody_holds_and_nobody_needs_are_pruned() {
         let (_temp, dir) = directory();
         let _held = dir.try_lock("held").unwrap();
-        // Written, and not locked: a child of the test beside this one may have inherited a lock for a moment.
+        // Written, and not locked: a child of the test beside this one may have inherited a lock
+        // for a moment.
         dir.write_new("free", b"").unwrap();
         dir.write_new("noted", b"note").unwrap();
-        ["held", "free", "noted"].iter().for_each(|name| dir.prune_lock(name, <[u8]>::is_empty).unwrap());
+        ["held", "free", "noted"]
+            .iter()
+            .for_each(|name| dir.prune_lock(name, <[u8]>::is_empty).unwrap());
         let mut names = dir.names().unwrap();
         names.sort();
         assert_eq!(names, ["held", "noted"]);

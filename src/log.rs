@@ -1,8 +1,8 @@
-//! The log: lines on stderr, and in a file where node.json names one. stdout belongs to the answer and is never
-//! used.
+//! The log: lines on stderr, and in a file where node.json names one. stdout belongs to the answer
+//! and is never used.
 //!
-//! A line has the time, the level, the call that it is about, and the message. As text it always has all
-//! columns; `-` means that the value is not known or does not apply:
+//! A line has the time, the level, the call that it is about, and the message. As text it always
+//! has all columns; `-` means that the value is not known or does not apply:
 //!
 //! ```text
 //! TIME LEVEL PLUGIN VERB NETWORK POD INTERFACE ADDRESS: MESSAGE
@@ -33,8 +33,8 @@ pub enum Format {
     Text,
     /// One JSON object per line; a key whose value is not known is absent.
     Json,
-    /// On stderr a line has no time, and its level is as journald reads it: `<4>` (sd-daemon(3)). The file has
-    /// text.
+    /// On stderr a line has no time, and its level is as journald reads it: `<4>` (sd-daemon(3)).
+    /// The file has text.
     Journal,
 }
 
@@ -59,7 +59,15 @@ pub struct Call {
 
 impl Call {
     fn clipped(mut self) -> Call {
-        let Call { plugin: _, verb, network, pod, pod_uid, container, interface } = &mut self;
+        let Call {
+            plugin: _,
+            verb,
+            network,
+            pod,
+            pod_uid,
+            container,
+            interface,
+        } = &mut self;
         let optional = [pod, pod_uid, container, interface].into_iter().flatten();
         for column in [verb, network].into_iter().chain(optional) {
             *column = clipped_to(column, LONGEST_COLUMN);
@@ -84,7 +92,8 @@ struct State {
     format: Format,
 }
 
-/// How many warnings of a call are kept for [`told`]. A tenant's configuration can cause any number.
+/// How many warnings of a call are kept for [`told`]. A tenant's configuration can cause any
+/// number.
 const MOST_WARNINGS: usize = 32;
 
 /// Bytes of a message that are shown. A tenant's value may have any length.
@@ -92,8 +101,8 @@ const LONGEST: usize = 2 << 10;
 /// Bytes of a column that are shown.
 const LONGEST_COLUMN: usize = 320;
 
-/// What may still be logged. A call has some room, whatever its configuration causes; a command that a person typed has
-/// no end of it.
+/// What may still be logged. A call has some room, whatever its configuration causes; a command
+/// that a person typed has no end of it.
 struct Room {
     lines: usize,
     bytes: usize,
@@ -102,15 +111,23 @@ struct Room {
 
 impl Default for Room {
     fn default() -> Room {
-        Room { lines: usize::MAX, bytes: usize::MAX, errors: usize::MAX }
+        Room {
+            lines: usize::MAX,
+            bytes: usize::MAX,
+            errors: usize::MAX,
+        }
     }
 }
 
 impl Room {
-    const OF_A_CALL: Room = Room { lines: 64, bytes: 32 << 10, errors: 8 };
+    const OF_A_CALL: Room = Room {
+        lines: 64,
+        bytes: 32 << 10,
+        errors: 8,
+    };
 
-    /// `message` if it has room. The first that has none is replaced, and `None` comes of those behind it. Errors have
-    /// room of their own: the last one says why the call failed.
+    /// `message` if it has room. The first that has none is replaced, and `None` comes of those
+    /// behind it. Errors have room of their own: the last one says why the call failed.
     fn take(&mut self, level: Level, message: String) -> Option<String> {
         if level == Level::Error {
             self.errors = self.errors.checked_sub(1)?;
@@ -142,10 +159,16 @@ impl Log for Sink {
     }
 
     fn log(&self, record: &Record<'_>) {
-        let state = self.state.lock().map(|state| state.clone()).unwrap_or_default();
+        let state = self
+            .state
+            .lock()
+            .map(|state| state.clone())
+            .unwrap_or_default();
         let now = humantime::format_rfc3339_millis(std::time::SystemTime::now()).to_string();
         let message = clipped(&record.args().to_string());
-        let Some(message) = self.with_room(record.level(), message) else { return };
+        let Some(message) = self.with_room(record.level(), message) else {
+            return;
+        };
         if record.level() == Level::Warn {
             if let Ok(mut warnings) = self.warnings.lock() {
                 if warnings.len() < MOST_WARNINGS {
@@ -170,7 +193,9 @@ impl Log for Sink {
 
 impl Sink {
     fn with_room(&self, level: Level, message: String) -> Option<String> {
-        self.room.lock().map_or(None, |mut room| room.take(level, message))
+        self.room
+            .lock()
+            .map_or(None, |mut room| room.take(level, message))
     }
 }
 
@@ -178,9 +203,11 @@ impl State {
     fn for_file(&self, now: &str, level: Level, message: &str) -> String {
         match self.format {
             Format::Json => self.json(now, level, message),
-            Format::Text | Format::Journal => {
-                line(&format!("{now} {:<5} {}: {message}", named(level), self.columns()))
-            }
+            Format::Text | Format::Journal => line(&format!(
+                "{now} {:<5} {}: {message}",
+                named(level),
+                self.columns()
+            )),
         }
     }
 
@@ -199,17 +226,51 @@ impl State {
     }
 
     fn columns(&self) -> String {
-        let Call { plugin, verb, network, pod, container, interface, .. } = &self.call;
-        let pod = pod.as_ref().or(container.as_ref()).map_or("", String::as_str);
+        let Call {
+            plugin,
+            verb,
+            network,
+            pod,
+            container,
+            interface,
+            ..
+        } = &self.call;
+        let pod = pod
+            .as_ref()
+            .or(container.as_ref())
+            .map_or("", String::as_str);
         let interface = interface.as_deref().unwrap_or_default();
-        let columns = [plugin, verb.as_str(), network, pod, interface, &self.addresses];
+        let columns = [
+            plugin,
+            verb.as_str(),
+            network,
+            pod,
+            interface,
+            &self.addresses,
+        ];
         // CNI_ARGS may contain anything: a name with spaces must not become two columns.
         let columns = columns.map(|column| column.replace(char::is_whitespace, "_"));
-        columns.map(|column| if column.is_empty() { "-".to_owned() } else { column }).join(" ")
+        columns
+            .map(|column| {
+                if column.is_empty() {
+                    "-".to_owned()
+                } else {
+                    column
+                }
+            })
+            .join(" ")
     }
 
     fn json(&self, now: &str, level: Level, message: &str) -> String {
-        let Call { plugin, verb, network, pod, container, interface, .. } = &self.call;
+        let Call {
+            plugin,
+            verb,
+            network,
+            pod,
+            container,
+            interface,
+            ..
+        } = &self.call;
         let known = [
             ("time", now),
             ("level", named(level)),
@@ -223,7 +284,9 @@ impl State {
             ("message", message),
         ];
         let known = known.into_iter().filter(|(_, value)| !value.is_empty());
-        let object: Map<_, _> = known.map(|(key, value)| (key.to_owned(), Value::from(value))).collect();
+        let object: Map<_, _> = known
+            .map(|(key, value)| (key.to_owned(), Value::from(value)))
+            .collect();
         escaped_json(&Value::Object(object).to_string()) + "\n"
     }
 }
@@ -271,7 +334,11 @@ impl Stderr {
 
 /// Says that the following lines are about a command that a person typed, and starts the log.
 pub fn describe_command(plugin: &'static str, command: &str) {
-    describe(Call { plugin, verb: command.to_owned(), ..Call::default() });
+    describe(Call {
+        plugin,
+        verb: command.to_owned(),
+        ..Call::default()
+    });
     if let Ok(mut room) = sink().room.lock() {
         *room = Room::default();
     }
@@ -291,13 +358,19 @@ pub fn describe(call: Call) {
     }
 }
 
-/// Says that the following lines are about `call`, of another plugin that this one calls as a function, until the value is
-/// dropped.
+/// Says that the following lines are about `call`, of another plugin that this one calls as a
+/// function, until the value is dropped.
 pub fn speaking_as(call: Call) -> Speaking {
     let call = call.clipped();
     let mut state = sink().state.lock().unwrap_or_else(PoisonError::into_inner);
-    let during = State { call, addresses: String::new(), format: state.format };
-    Speaking { before: std::mem::replace(&mut state, during) }
+    let during = State {
+        call,
+        addresses: String::new(),
+        format: state.format,
+    };
+    Speaking {
+        before: std::mem::replace(&mut state, during),
+    }
 }
 
 /// See [`speaking_as`].
@@ -315,20 +388,34 @@ impl Drop for Speaking {
 
 /// The call, and what it was warned of first.
 pub fn told() -> (Call, Vec<String>) {
-    let call = sink().state.lock().map(|state| state.call.clone()).unwrap_or_default();
-    (call, sink().warnings.lock().map(|warnings| warnings.clone()).unwrap_or_default())
+    let call = sink()
+        .state
+        .lock()
+        .map(|state| state.call.clone())
+        .unwrap_or_default();
+    (
+        call,
+        sink()
+            .warnings
+            .lock()
+            .map(|warnings| warnings.clone())
+            .unwrap_or_default(),
+    )
 }
 
 /// Sets the addresses that the following lines are about.
 pub fn addresses(addresses: impl IntoIterator<Item = std::net::IpAddr>) {
-    let addresses: Vec<_> = addresses.into_iter().map(|address| address.to_string()).collect();
+    let addresses: Vec<_> = addresses
+        .into_iter()
+        .map(|address| address.to_string())
+        .collect();
     if let Ok(mut state) = sink().state.lock() {
         state.addresses = addresses.join(",");
     }
 }
 
-/// Sets the level, the format and the file. The file is opened for appending and each line is one write, so
-/// several processes can share it.
+/// Sets the level, the format and the file. The file is opened for appending and each line is one
+/// write, so several processes can share it.
 pub fn configure(level: LevelFilter, format: Format, file: Option<&Path>) {
     log::set_max_level(level);
     if let Ok(mut state) = sink().state.lock() {
@@ -350,22 +437,34 @@ pub fn configure(level: LevelFilter, format: Format, file: Option<&Path>) {
 /// Opens a regular file or /dev/null. Writing to anything else, such as a FIFO, might wait.
 fn open(path: &Path) -> io::Result<File> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-    let file = File::options().append(true).create(true).mode(0o600).custom_flags(flags.bits()).open(path)?;
+    let file = File::options()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(flags.bits())
+        .open(path)?;
     let meta = file.metadata()?;
     let is_null = meta.file_type().is_char_device() && meta.rdev() == nix::sys::stat::makedev(1, 3);
-    if meta.is_file() || is_null { Ok(file) } else { Err(io::Error::other("it is not a regular file")) }
+    if meta.is_file() || is_null {
+        Ok(file)
+    } else {
+        Err(io::Error::other("it is not a regular file"))
+    }
 }
 
 /// Writes a line from another plugin's stderr to this process's stderr.
 pub fn relay(text: &[u8]) {
     let text = clipped(&String::from_utf8_lossy(text));
-    let Some(text) = sink().with_room(Level::Info, text) else { return };
+    let Some(text) = sink().with_room(Level::Info, text) else {
+        return;
+    };
     if let Ok(mut stderr) = sink().stderr.lock() {
         stderr.write(&line(&text));
     }
 }
 
-/// `text`, or its begin and its end if it is too long: a message begins with where, and ends with what to do.
+/// `text`, or its begin and its end if it is too long: a message begins with where, and ends with
+/// what to do.
 pub fn clipped(text: &str) -> String {
     clipped_to(text, LONGEST)
 }
@@ -377,8 +476,15 @@ fn clipped_to(text: &str, most: usize) -> String {
     // A letter has at most four bytes.
     let is_end = |at: &usize| text.is_char_boundary(*at);
     let from = (0..=most / 2).rev().find(is_end).unwrap_or_default();
-    let until = (text.len() - most / 4..text.len()).find(is_end).unwrap_or(text.len());
-    format!("{} […{} bytes…] {}", &text[..from], until - from, &text[until..])
+    let until = (text.len() - most / 4..text.len())
+        .find(is_end)
+        .unwrap_or(text.len());
+    format!(
+        "{} […{} bytes…] {}",
+        &text[..from],
+        until - from,
+        &text[until..]
+    )
 }
 
 /// `text` as one line: nothing in it ends the line or controls a terminal, whoever wrote it.
@@ -394,8 +500,8 @@ pub fn escaped(text: &str) -> String {
     line
 }
 
-/// JSON text that controls no terminal and means the same. Unprintable characters occur only within strings, and serde_json
-/// escapes those below 0x20: what there is of them is its own.
+/// JSON text that controls no terminal and means the same. Unprintable characters occur only within
+/// strings, and serde_json escapes those below 0x20: what there is of them is its own.
 pub fn escaped_json(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -412,8 +518,8 @@ fn line(text: &str) -> String {
     escaped(text) + "\n"
 }
 
-/// Whether `letter` could end a line or control a terminal: the control characters, the line separators of
-/// Unicode, and the characters that change the direction of text.
+/// Whether `letter` could end a line or control a terminal: the control characters, the line
+/// separators of Unicode, and the characters that change the direction of text.
 pub fn is_unprintable(letter: char) -> bool {
     letter.is_control()
         || matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -452,14 +558,21 @@ mod tests {
             container: Some("c1".into()),
             interface: Some("net1".into()),
         };
-        State { call, addresses: "172.16.0.2".into(), format }
+        State {
+            call,
+            addresses: "172.16.0.2".into(),
+            format,
+        }
     }
 
     #[test]
     fn a_line_has_what_when_and_for_whom() {
         let told = |format| {
             let state = state(format);
-            [state.for_file("T", Level::Warn, "a\nb"), state.for_stderr("T", Level::Warn, "a\nb")]
+            [
+                state.for_file("T", Level::Warn, "a\nb"),
+                state.for_stderr("T", Level::Warn, "a\nb"),
+            ]
         };
         let text = "T warn  rail-cni ADD rail-0 ai/trainer_0 net1 172.16.0.2: a\\nb\n";
         assert_eq!(told(Format::Text), [text, text]);
@@ -473,13 +586,26 @@ mod tests {
             assert_eq!(value, expected);
         }
         let nobodys = State {
-            call: Call { plugin: "rail-ipam", verb: "GC".into(), ..Call::default() },
+            call: Call {
+                plugin: "rail-ipam",
+                verb: "GC".into(),
+                ..Call::default()
+            },
             ..State::default()
         };
-        assert_eq!(nobodys.for_file("T", Level::Info, "m"), "T info  rail-ipam GC - - - -: m\n");
+        assert_eq!(
+            nobodys.for_file("T", Level::Info, "m"),
+            "T info  rail-ipam GC - - - -: m\n"
+        );
         let json = serde_json::json!({"time": "T", "level": "info", "plugin": "rail-ipam", "verb": "GC", "message": "m"});
-        let nobodys = State { format: Format::Json, ..nobodys };
-        assert_eq!(serde_json::from_str::<Value>(&nobodys.for_file("T", Level::Info, "m")).unwrap(), json);
+        let nobodys = State {
+            format: Format::Json,
+            ..nobodys
+        };
+        assert_eq!(
+            serde_json::from_str::<Value>(&nobodys.for_file("T", Level::Info, "m")).unwrap(),
+            json
+        );
     }
 
     /// A FIFO waits for its reader, and a link or a device may be anything.
@@ -489,37 +615,57 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let path = |name: &str| temp.path().join(name);
         nix::unistd::mkfifo(&path("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let _reader = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path("fifo"));
+        let _reader = File::options()
+            .read(true)
+            .custom_flags(OFlag::O_NONBLOCK.bits())
+            .open(path("fifo"));
         nix::unistd::mkfifo(&path("silent"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         std::os::unix::fs::symlink(path("new"), path("link")).unwrap();
-        for bad in [path("fifo"), path("silent"), path("link"), path(""), path("no/directory")] {
+        for bad in [
+            path("fifo"),
+            path("silent"),
+            path("link"),
+            path(""),
+            path("no/directory"),
+        ] {
             assert!(open(&bad).is_err(), "{}", bad.display());
         }
         assert!(open(Path::new("/dev/zero")).is_err() && open(Path::new("/dev/null")).is_ok());
-        let mode = open(&path("new")).unwrap().metadata().unwrap().permissions().mode();
+        let mode = open(&path("new"))
+            .unwrap()
+            .metadata()
+            .unwrap()
+            .permissions()
+            .mode();
         assert_eq!(mode & 0o777, 0o600);
     }
 
     #[test]
     fn a_call_has_room_for_some_lines_and_for_its_error() {
         let mut room = Room::OF_A_CALL;
-        let taken: Vec<_> = (0..1000).map_while(|_| room.take(Level::Warn, "x".to_owned())).collect();
+        let taken: Vec<_> = (0..1000)
+            .map_while(|_| room.take(Level::Warn, "x".to_owned()))
+            .collect();
         assert_eq!((taken.len(), taken[62].as_str()), (64, "x"));
         assert_ne!(taken[63], "x");
-        assert_eq!(room.take(Level::Error, "why".to_owned()).as_deref(), Some("why"));
+        assert_eq!(
+            room.take(Level::Error, "why".to_owned()).as_deref(),
+            Some("why")
+        );
         let mut room = Room::OF_A_CALL;
         // Six bytes each when they are shown.
         let long = || "\u{1b}".repeat(2000);
         assert_eq!(
-            (0..9).filter(|_| room.take(Level::Warn, long()).is_some_and(|text| text == long())).count(),
+            (0..9)
+                .filter(|_| room
+                    .take(Level::Warn, long())
+                    .is_some_and(|text| text == long()))
+                .count(),
             2
         );
         let mut room = Room::default();
-        assert!(
-            (0..1000).all(
-                |_| room.take(Level::Error, long()).is_some() && room.take(Level::Warn, long()).is_some()
-            )
-        );
+        assert!((0..1000).all(|_| room.take(Level::Error, long()).is_some()
+            && room.take(Level::Warn, long()).is_some()));
     }
 
     proptest! {

@@ -1,6 +1,7 @@
 //! Finds the word that a mistyped one may mean.
 
-/// The known word that differs least from `word`, in at most a third of its letters. Letter case does not count.
+/// The known word that differs least from `word`, in at most a third of its letters. Letter case
+/// does not count.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let allowed = (word.chars().count() / 3).max(1);
     let near = known.into_iter().map(|one| (distance(word, one), one));

@@ -1,5 +1,5 @@
-//! Asks neighbours through a link of a pod: the kernel does so by ARP or neighbour discovery, and the answer appears in its
-//! neighbour table.
+//! Asks neighbours through a link of a pod: the kernel does so by ARP or neighbour discovery, and
+//! the answer appears in its neighbour table.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddrV6, UdpSocket};
@@ -15,11 +15,12 @@ use rail_netlink::Socket;
 use rail_netlink::link::{self, Link};
 use rail_netlink::neighbour::{self, State};
 
-/// The pauses before a neighbour is asked again: first a short one, for a carrier that is just coming, then twice as long
-/// each time. The kernel by itself would wait a second.
+/// The pauses before a neighbour is asked again: first a short one, for a carrier that is just
+/// coming, then twice as long each time. The kernel by itself would wait a second.
 const FIRST_ROUND: Duration = Duration::from_millis(1);
 const LONGEST_ROUND: Duration = Duration::from_millis(100);
-/// A VF has its carrier some milliseconds after it is up (2 to 15 with igbvf), where its PF has one.
+/// A VF has its carrier some milliseconds after it is up (2 to 15 with igbvf), where its PF has
+/// one.
 const PATIENCE_WITH_CARRIER: Duration = Duration::from_millis(100);
 /// The pauses between two looks at the neighbour table.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(20);
@@ -34,8 +35,8 @@ enum First {
     Permanent,
 }
 
-/// Asks all `addresses` and waits for answers; returns those that did not answer within `timeout`. `from`: the addresses of
-/// `link`, which is in the pod.
+/// Asks all `addresses` and waits for answers; returns those that did not answer within `timeout`.
+/// `from`: the addresses of `link`, which is in the pod.
 pub fn silent(
     addresses: &[IpAddr],
     from: &[IpNet],
@@ -43,7 +44,10 @@ pub fn silent(
     link: &Link,
     pod: &mut Pod,
 ) -> Result<Vec<IpAddr>> {
-    let all: Vec<_> = addresses.iter().map(|address| Neighbour::new(*address, from, link, pod)).collect();
+    let all: Vec<_> = addresses
+        .iter()
+        .map(|address| Neighbour::new(*address, from, link, pod))
+        .collect();
     let pod = &mut pod.socket;
     let (mut silent, mut round) = (Vec::new(), FIRST_ROUND);
     for one in all {
@@ -83,14 +87,17 @@ pub fn silent(
     }
 }
 
-/// Asks without waiting for an answer: a neighbour learns from the question which MAC has the address now. `arp_notify` and
-/// `ndisc_notify` tell it when the link comes up, and where the carrier comes later, as with VFs, that is lost. So a carrier
-/// that is just coming is waited for; when it comes later still, as of a leaf port that trains for seconds, the kernel is
-/// left to ask until there is an answer.
+/// Asks without waiting for an answer: a neighbour learns from the question which MAC has the
+/// address now. `arp_notify` and `ndisc_notify` tell it when the link comes up, and where the
+/// carrier comes later, as with VFs, that is lost. So a carrier that is just coming is waited for;
+/// when it comes later still, as of a leaf port that trains for seconds, the kernel is left to ask
+/// until there is an answer.
 pub fn tell(addresses: &[IpAddr], from: &[IpNet], link: &Link, pod: &mut Pod) {
     let (start, mut pause) = (Instant::now(), SHORTEST_PAUSE);
-    let mut has_carrier =
-        || !link::by_index(&mut pod.socket, link.index).is_ok_and(|now| now.is_some_and(|now| !now.carrier));
+    let mut has_carrier = || {
+        !link::by_index(&mut pod.socket, link.index)
+            .is_ok_and(|now| now.is_some_and(|now| !now.carrier))
+    };
     while !addresses.is_empty() && !has_carrier() && start.elapsed() < PATIENCE_WITH_CARRIER {
         sleep(pause);
         pause = (pause * 2).min(LONGEST_PAUSE);
@@ -116,15 +123,20 @@ impl Neighbour {
     fn new(address: IpAddr, from: &[IpNet], link: &Link, pod: &Pod) -> Neighbour {
         let of_family = |net: &&IpNet| address.is_ipv6() && net.addr().is_ipv6();
         let mut ours = from.iter().filter(of_family);
-        let socket =
-            ours.clone().find(|net| net.contains(&address)).or_else(|| ours.next()).and_then(|net| {
+        let socket = ours
+            .clone()
+            .find(|net| net.contains(&address))
+            .or_else(|| ours.next())
+            .and_then(|net| {
                 let opened = pod.netns.run(|| {
                     let socket = UdpSocket::bind((net.addr(), 0))?;
                     setsockopt(&socket, BindToDevice, &OsString::from(&link.name))?;
                     Ok(socket)
                 });
                 opened
-                    .inspect_err(|error| log::warn!("cannot ask {address} from {}: {error:#}", net.addr()))
+                    .inspect_err(|error| {
+                        log::warn!("cannot ask {address} from {}: {error:#}", net.addr())
+                    })
                     .ok()
             });
         Neighbour { address, socket }
@@ -133,7 +145,11 @@ impl Neighbour {
     fn ask_first(&self, pod: &mut Socket, link: &Link) -> Result<First> {
         match neighbour::state(pod, link.index, self.address)? {
             State::Permanent | State::Noarp => {
-                log::warn!("{} has a permanent neighbour {}: it is not asked", link.name, self.address);
+                log::warn!(
+                    "{} has a permanent neighbour {}: it is not asked",
+                    link.name,
+                    self.address
+                );
                 Ok(First::Permanent)
             }
             State::Reachable | State::Stale | State::Delay | State::Probe
@@ -153,8 +169,9 @@ impl Neighbour {
 
     /// Makes the kernel ask, unless it is asking already.
     fn tell(&self, pod: &mut Socket, link: &Link) -> Result<()> {
-        // For a packet the kernel asks from the packet's address, which works at once. Else it does so from the
-        // link-local one (net/ipv6/ndisc.c), which comes up to two seconds after the carrier.
+        // For a packet the kernel asks from the packet's address, which works at once. Else it does
+        // so from the link-local one (net/ipv6/ndisc.c), which comes up to two seconds after the
+        // carrier.
         if let (Some(socket), IpAddr::V6(address)) = (&self.socket, self.address) {
             let discard = SocketAddrV6::new(address, 9, 0, link.index.get());
             // Without a route to the neighbour itself, the next line asks.

@@ -1,5 +1,5 @@
-//! The network configuration of rail-cni: read, checked, and free of everything that could be wrong by
-//! itself. What depends on the device or the kernel is checked when those are known.
+//! The network configuration of rail-cni: read, checked, and free of everything that could be wrong
+//! by itself. What depends on the device or the kernel is checked when those are known.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -24,8 +24,8 @@ use rail_netlink::vf::{LinkState, VfState, Vlan};
 pub struct NetConf {
     /// Which device is meant.
     pub selector: Selector,
-    /// Number of the rail. With `None` it is the rail of the device's PF in node.json; where node.json lists no rails,
-    /// the network gets a free routing table.
+    /// Number of the rail. With `None` it is the rail of the device's PF in node.json; where
+    /// node.json lists no rails, the network gets a free routing table.
     pub rail: Option<u8>,
     /// The routing table of rail 0, by node.json.
     pub first_table: u32,
@@ -63,7 +63,8 @@ pub struct NetConf {
     pub reset_on_del: bool,
     /// Name of the IPAM plugin.
     pub ipam: Option<String>,
-    /// Whether the addresses are those that the host has on the device (`source` of `ipam`). Then there is no plugin.
+    /// Whether the addresses are those that the host has on the device (`source` of `ipam`). Then
+    /// there is no plugin.
     pub is_of_host: bool,
     /// Takes precedence over the IPAM's.
     pub dns: Dns,
@@ -90,7 +91,9 @@ impl std::fmt::Display for Selector {
             self.id.as_ref().map(|id| id.as_str().to_owned()),
             self.device.clone(),
             self.hwaddr.as_ref().map(|mac| format!("hwaddr {mac}")),
-            self.kernelpath.as_ref().map(|path| format!("kernelpath {path}")),
+            self.kernelpath
+                .as_ref()
+                .map(|path| format!("kernelpath {path}")),
         ];
         f.write_str(&parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
     }
@@ -116,7 +119,8 @@ pub enum Rdma {
     Off,
 }
 
-/// `rdmaQoS`: a ToS of 0 to 255 for the RDMA CM, a traffic class of 0 to 255 for the ports. At least one is given.
+/// `rdmaQoS`: a ToS of 0 to 255 for the RDMA CM, a traffic class of 0 to 255 for the ports. At
+/// least one is given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RdmaQos {
     /// The default ToS.
@@ -143,8 +147,8 @@ macro_rules! wrong {
     };
 }
 
-/// Declares a section of the configuration: its keys, which `lint` knows by the same list, and their types. Every key may
-/// be missing.
+/// Declares a section of the configuration: its keys, which `lint` knows by the same list, and
+/// their types. Every key may be missing.
 macro_rules! section {
     ($(#[$meta:meta])* struct $name:ident { $($key:literal => $field:ident: $type:ty,)* }) => {
         $(#[$meta])*
@@ -214,7 +218,8 @@ struct Ipam {
     source: Option<String>,
 }
 
-/// Keys at the top level that others read: the CNI specification, libcni and Multus, `node::Node::start_log` and `lint`.
+/// Keys at the top level that others read: the CNI specification, libcni and Multus,
+/// `node::Node::start_log` and `lint`.
 const OTHERS: [&str; 16] = [
     "cniVersion",
     "cniVersions",
@@ -243,12 +248,19 @@ pub fn known() -> Vec<&'static str> {
 pub const LINT_IGNORE: &str = "rail-cni/lint-ignore";
 
 /// Capabilities that rail-cni or rail-ipam uses.
-pub const CAPABILITIES: [&str; 5] = ["deviceID", "mac", "ips", "CNIDeviceInfoFile", "infinibandGUID"];
+pub const CAPABILITIES: [&str; 5] = [
+    "deviceID",
+    "mac",
+    "ips",
+    "CNIDeviceInfoFile",
+    "infinibandGUID",
+];
 
 /// Keys of `args.cni` that rail-cni or rail-ipam uses.
 pub const ARGS: [&str; 5] = ["mac", "guid", "pkey", IB_APP, "ips"];
 
-/// ib-kubernetes sets this key of `args.cni` to `configured` when it has added the GUID to the partition.
+/// ib-kubernetes sets this key of `args.cni` to `configured` when it has added the GUID to the
+/// partition.
 pub const IB_APP: &str = "mellanox.infiniband.app";
 
 /// All that is read of a network configuration. The rest of `ipam` is for the IPAM to read.
@@ -260,13 +272,19 @@ pub const NETWORK: Keys = Keys {
         ("ipam", &Keys::flat(&[&["type", "source"]])),
         ("rdmaQoS", &Keys::flat(&[RawQos::KEYS])),
         ("runtimeConfig", &Keys::flat(&[&CAPABILITIES])),
-        ("args", &Keys { names: &[&["cni"]], inside: &[("cni", &Keys::flat(&[&ARGS]))] }),
+        (
+            "args",
+            &Keys {
+                names: &[&["cni"]],
+                inside: &[("cni", &Keys::flat(&[&ARGS]))],
+            },
+        ),
     ],
 };
 
 impl NetConf {
-    /// Reads the configuration for `attachment` on `node`. Of one for the RDMA device alone ([`Outline::is_chained`]), the keys of the
-    /// netdev are refused.
+    /// Reads the configuration for `attachment` on `node`. Of one for the RDMA device alone
+    /// ([`Outline::is_chained`]), the keys of the netdev are refused.
     pub fn parse(network: &Network, attachment: &Attachment, node: &Node) -> Result<NetConf> {
         let raw: Raw = serde_path_to_error::deserialize(&network.config).map_err(|error| {
             let fault = Fault::new(error.path().to_string(), error.inner().to_string());
@@ -279,14 +297,22 @@ impl NetConf {
         }
         one_of("mode", &raw.mode, &[("rdma", ())])?;
         let outline = Outline::of(network);
-        let Outline { is_chained, is_of_host, .. } = outline;
+        let Outline {
+            is_chained,
+            is_of_host,
+            ..
+        } = outline;
         if is_chained {
             refuse_beside_rdma(network)?;
         }
         // What a pod asks of every plugin in the list is for the one that attaches the netdev.
         let ((vf, vf_keys), mac, pkey) = match is_chained {
             true => Default::default(),
-            false => (vf_settings(network, &raw)?, mac(network, &raw)?, pkey(network, &raw)?),
+            false => (
+                vf_settings(network, &raw)?,
+                mac(network, &raw)?,
+                pkey(network, &raw)?,
+            ),
         };
         let (rdma_name, rdma_qos) = (rdma_name(&raw)?, rdma_qos(&raw)?);
         let others = [
@@ -295,7 +321,10 @@ impl NetConf {
             ("rdmaQoS", rdma_qos.is_some()),
             ("pkey", pkey.is_some()),
         ];
-        let others = others.into_iter().filter(|(_, given)| *given).map(|(key, _)| key);
+        let others = others
+            .into_iter()
+            .filter(|(_, given)| *given)
+            .map(|(key, _)| key);
         check_policy(rail, vf_keys.iter().copied().chain(others), node)?;
         if is_of_host {
             check_of_host(network, &raw)?;
@@ -317,10 +346,20 @@ impl NetConf {
             pkey,
             ib_kubernetes: raw.ib_kubernetes.unwrap_or(false),
             gid: probe("gid", &raw.gid, "warn", &raw.gid_timeout, "3s")?,
-            probe: probe("gatewayProbe", &raw.gateway_probe, "off", &raw.gateway_probe_timeout, "1s")?,
+            probe: probe(
+                "gatewayProbe",
+                &raw.gateway_probe,
+                "off",
+                &raw.gateway_probe_timeout,
+                "1s",
+            )?,
             min_planes: min_planes(&raw)?,
-            reset_on_del: one_of("resetOnDel", &raw.reset_on_del, &[("off", false), ("flr", true)])?
-                .unwrap_or(false),
+            reset_on_del: one_of(
+                "resetOnDel",
+                &raw.reset_on_del,
+                &[("off", false), ("flr", true)],
+            )?
+            .unwrap_or(false),
             ipam: ipam(outline, node)?,
             is_of_host,
             dns: raw.dns.clone().unwrap_or_default(),
@@ -350,7 +389,8 @@ impl NetConf {
 /// The `type` of rdma-cni, whose configurations mean the same here.
 pub const RDMA_CNI: &str = "rdma";
 
-/// What can be read of any network, whatever else is wrong with it: for DEL, and for verbs that need no more.
+/// What can be read of any network, whatever else is wrong with it: for DEL, and for verbs that
+/// need no more.
 #[derive(Clone, Copy, Debug)]
 pub struct Outline<'n> {
     /// `ipam.type`, unless the addresses are the host's, which are not leased.
@@ -359,14 +399,20 @@ pub struct Outline<'n> {
     pub rail: Option<u64>,
     /// Is it about the RDMA device alone, behind another plugin that attaches the netdev?
     pub is_chained: bool,
-    /// Are the addresses those that the host has on the device? Only rail-ipam has the key `source`.
+    /// Are the addresses those that the host has on the device? Only rail-ipam has the key
+    /// `source`.
     pub is_of_host: bool,
 }
 
 impl<'n> Outline<'n> {
     /// Reads it.
     pub fn of(network: &'n Network) -> Outline<'n> {
-        let text = |path: &[&str]| network.get(path).and_then(Value::as_str).filter(|text| !text.is_empty());
+        let text = |path: &[&str]| {
+            network
+                .get(path)
+                .and_then(Value::as_str)
+                .filter(|text| !text.is_empty())
+        };
         let ipam = text(&["ipam", "type"]);
         let is_of_host = ipam == Some("rail-ipam") && text(&["ipam", "source"]).is_some();
         Outline {
@@ -377,20 +423,35 @@ impl<'n> Outline<'n> {
         }
     }
 
-    /// The IPAM plugin to call. Whoever writes a network names a program that this one executes as root: only those that the
-    /// node's policy lists.
+    /// The IPAM plugin to call. Whoever writes a network names a program that this one executes as
+    /// root: only those that the node's policy lists.
     pub fn ipam(&self, policy: &Policy) -> Result<Option<&'n str>> {
         let is_allowed = |name: &str| policy.ipam.iter().any(|allowed| allowed == name);
-        let Some(name) = self.ipam.filter(|name| !is_allowed(name)) else { return Ok(self.ipam) };
+        let Some(name) = self.ipam.filter(|name| !is_allowed(name)) else {
+            return Ok(self.ipam);
+        };
         let meant = nearest(name, policy.ipam.iter().map(String::as_str));
         let meant = meant.map_or(String::new(), |meant| format!(": did you mean {meant}?"));
-        wrong!("ipam.type", "{name:?} is not an IPAM plugin of this node (policy.ipam of node.json){meant}")
+        wrong!(
+            "ipam.type",
+            "{name:?} is not an IPAM plugin of this node (policy.ipam of node.json){meant}"
+        )
     }
 }
 
-/// Keys of a network for the RDMA device alone, beside those that others read. Multus adds the first two.
-const RDMA_KEYS: [&str; 9] =
-    ["deviceID", "pciBusID", "mode", "rail", "rdma", "rdmaDeviceName", "rdmaQoS", "gid", "gidTimeout"];
+/// Keys of a network for the RDMA device alone, beside those that others read. Multus adds the
+/// first two.
+const RDMA_KEYS: [&str; 9] = [
+    "deviceID",
+    "pciBusID",
+    "mode",
+    "rail",
+    "rdma",
+    "rdmaDeviceName",
+    "rdmaQoS",
+    "gid",
+    "gidTimeout",
+];
 
 /// Refuses what the plugin that attaches the netdev would have to do.
 fn refuse_beside_rdma(network: &Network) -> Result<()> {
@@ -402,9 +463,16 @@ fn refuse_beside_rdma(network: &Network) -> Result<()> {
         Value::Bool(_) | Value::Number(_) => true,
     };
     let is_of_netdev = |key: &str| Raw::KEYS.contains(&key) && !RDMA_KEYS.contains(&key);
-    match network.config.iter().find(|(key, value)| is_of_netdev(key) && is_set(value)) {
+    match network
+        .config
+        .iter()
+        .find(|(key, value)| is_of_netdev(key) && is_set(value))
+    {
         Some((key, _)) => {
-            wrong!(key.as_str(), "is not for mode rdma: the plugin that attaches the interface sets it")
+            wrong!(
+                key.as_str(),
+                "is not for mode rdma: the plugin that attaches the interface sets it"
+            )
         }
         None => Ok(()),
     }
@@ -416,17 +484,29 @@ pub fn is_known(key: &str) -> bool {
 }
 
 /// Refuses what node.json's `policy` does not let networks request.
-fn check_policy(rail: Option<u8>, mut keys: impl Iterator<Item = &'static str>, node: &Node) -> Result<()> {
+fn check_policy(
+    rail: Option<u8>,
+    mut keys: impl Iterator<Item = &'static str>,
+    node: &Node,
+) -> Result<()> {
     // Where node.json lists rails, the device decides which rail it is: `device::check`.
     if let Some(allowed) = &node.policy.rails {
-        if (rail.is_some() || node.rails.is_empty()) && !rail.is_some_and(|rail| allowed.contains(&rail)) {
+        if (rail.is_some() || node.rails.is_empty())
+            && !rail.is_some_and(|rail| allowed.contains(&rail))
+        {
             let given = rail.map_or_else(|| "absent".to_owned(), |rail| rail.to_string());
-            wrong!("rail", "{given}, and this node's policy allows the rails {allowed:?}");
+            wrong!(
+                "rail",
+                "{given}, and this node's policy allows the rails {allowed:?}"
+            );
         }
     }
     if let Some(allowed) = &node.policy.vf_keys {
         if let Some(key) = keys.find(|key| !allowed.iter().any(|allowed| allowed == key)) {
-            wrong!(key, "this node's policy lets networks set {allowed:?} only (policy.vfKeys of node.json)");
+            wrong!(
+                key,
+                "this node's policy lets networks set {allowed:?} only (policy.vfKeys of node.json)"
+            );
         }
     }
     Ok(())
@@ -436,7 +516,8 @@ fn text(value: &Option<String>) -> Option<&str> {
     value.as_deref().filter(|text| !text.is_empty())
 }
 
-/// The id comes from the runtime, else from the configuration, where Multus writes it under two names.
+/// The id comes from the runtime, else from the configuration, where Multus writes it under two
+/// names.
 fn selector(network: &Network, raw: &Raw, may_be_none: bool) -> Result<Selector> {
     let runtime = match network.get(&["runtimeConfig", "deviceID"]) {
         None => None,
@@ -449,7 +530,10 @@ fn selector(network: &Network, raw: &Raw, may_be_none: bool) -> Result<Selector>
         ("pciBusID", text(&raw.pci_bus_id)),
     ];
     let mut id: Option<(&str, DeviceId)> = None;
-    for (key, value) in given.into_iter().filter_map(|(key, value)| Some((key, value?))) {
+    for (key, value) in given
+        .into_iter()
+        .filter_map(|(key, value)| Some((key, value?)))
+    {
         let Some(parsed) = DeviceId::parse(value) else {
             wrong!(
                 key,
@@ -458,7 +542,11 @@ fn selector(network: &Network, raw: &Raw, may_be_none: bool) -> Result<Selector>
         };
         match &id {
             Some((first, other)) if *other != parsed => {
-                wrong!(key, "{value:?} and {first} {:?} name two devices: remove one", other.as_str())
+                wrong!(
+                    key,
+                    "{value:?} and {first} {:?} name two devices: remove one",
+                    other.as_str()
+                )
             }
             Some(_) => (),
             None => id = Some((key, parsed)),
@@ -498,7 +586,8 @@ fn selector(network: &Network, raw: &Raw, may_be_none: bool) -> Result<Selector>
     Ok(selector)
 }
 
-/// The MAC: runtimeConfig takes precedence over args.cni, that over CNI_ARGS, and that over the configuration.
+/// The MAC: runtimeConfig takes precedence over args.cni, that over CNI_ARGS, and that over the
+/// configuration.
 fn mac(network: &Network, raw: &Raw) -> Result<Option<Vec<u8>>> {
     let json = |path: &[&str]| match network.get(path) {
         None => Ok(None),
@@ -511,17 +600,28 @@ fn mac(network: &Network, raw: &Raw) -> Result<Option<Vec<u8>>> {
         ("CNI_ARGS MAC", network.args.get("MAC").map(str::to_owned)),
         ("mac", text(&raw.mac).map(str::to_owned)),
     ];
-    let Some((key, text)) = given.into_iter().find_map(|(key, value)| Some((key, value?))) else {
+    let Some((key, text)) = given
+        .into_iter()
+        .find_map(|(key, value)| Some((key, value?)))
+    else {
         return Ok(None);
     };
     match parse_mac(&text) {
-        Some(bytes) if bytes.len() == 6 && bytes[0] & 1 == 0 && bytes.iter().any(|byte| *byte != 0) => {
+        Some(bytes)
+            if bytes.len() == 6 && bytes[0] & 1 == 0 && bytes.iter().any(|byte| *byte != 0) =>
+        {
             Ok(Some(bytes))
         }
         Some(bytes) if bytes.len() == 6 => {
-            wrong!(key, "{text:?} is a group address or all zero: no NIC can have it")
+            wrong!(
+                key,
+                "{text:?} is a group address or all zero: no NIC can have it"
+            )
         }
-        _ => wrong!(key, "{text:?} is not an Ethernet address like 02:00:00:00:00:01"),
+        _ => wrong!(
+            key,
+            "{text:?} is not an Ethernet address like 02:00:00:00:00:01"
+        ),
     }
 }
 
@@ -539,7 +639,11 @@ fn vf_settings(network: &Network, raw: &Raw) -> Result<(VfState, Vec<&'static st
         link_state: one_of(
             "link_state",
             &raw.link_state,
-            &[("auto", LinkState::Auto), ("enable", LinkState::Enable), ("disable", LinkState::Disable)],
+            &[
+                ("auto", LinkState::Auto),
+                ("enable", LinkState::Enable),
+                ("disable", LinkState::Disable),
+            ],
         )?,
     };
     let keys = [
@@ -553,13 +657,20 @@ fn vf_settings(network: &Network, raw: &Raw) -> Result<(VfState, Vec<&'static st
         ("link_state", vf.link_state.is_some()),
         ("infinibandGUID", guid.is_some()),
     ];
-    let keys: Vec<_> = keys.into_iter().filter(|(_, given)| *given).map(|(key, _)| key).collect();
+    let keys: Vec<_> = keys
+        .into_iter()
+        .filter(|(_, given)| *given)
+        .map(|(key, _)| key)
+        .collect();
     Ok((vf, keys))
 }
 
 /// The GUID: runtimeConfig takes precedence over args.cni, as in ib-sriov-cni.
 fn guid(network: &Network) -> Result<Option<u64>> {
-    for path in [&["runtimeConfig", "infinibandGUID"][..], &["args", "cni", "guid"]] {
+    for path in [
+        &["runtimeConfig", "infinibandGUID"][..],
+        &["args", "cni", "guid"],
+    ] {
         let key = path.join(".");
         let bytes = match network.get(path) {
             None => continue,
@@ -579,8 +690,8 @@ fn guid(network: &Network) -> Result<Option<u64>> {
     Ok(None)
 }
 
-/// The P_Key of `args.cni`, or else of the configuration, as ib-kubernetes reads it. Its highest bit, full membership, is
-/// the subnet manager's to give.
+/// The P_Key of `args.cni`, or else of the configuration, as ib-kubernetes reads it. Its highest
+/// bit, full membership, is the subnet manager's to give.
 fn pkey(network: &Network, raw: &Raw) -> Result<Option<u16>> {
     let (key, given) = match network.get(&["args", "cni", "pkey"]) {
         None => ("pkey", text(&raw.pkey)),
@@ -591,7 +702,10 @@ fn pkey(network: &Network, raw: &Raw) -> Result<Option<u16>> {
     let Some(given) = given else { return Ok(None) };
     match parse_pkey(given) {
         Some(pkey) => Ok(Some(pkey)),
-        None => wrong!(key, "{given:?} is not a P_Key like \"0x7fff\", 0x1 to 0x7fff"),
+        None => wrong!(
+            key,
+            "{given:?} is not a P_Key like \"0x7fff\", 0x1 to 0x7fff"
+        ),
     }
 }
 
@@ -604,19 +718,39 @@ fn parse_pkey(text: &str) -> Option<u16> {
 }
 
 fn one_of<T: Copy>(key: &str, value: &Option<String>, allowed: &[(&str, T)]) -> Result<Option<T>> {
-    let Some(value) = text(value) else { return Ok(None) };
-    let found = allowed.iter().find(|(name, _)| *name == value).map(|(_, meaning)| *meaning);
-    let names = || allowed.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-    found.map(Some).ok_or_else(|| Fault::new(key, format!("{value:?} is not one of {}", names())).into())
+    let Some(value) = text(value) else {
+        return Ok(None);
+    };
+    let found = allowed
+        .iter()
+        .find(|(name, _)| *name == value)
+        .map(|(_, meaning)| *meaning);
+    let names = || {
+        allowed
+            .iter()
+            .map(|(name, _)| *name)
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    found
+        .map(Some)
+        .ok_or_else(|| Fault::new(key, format!("{value:?} is not one of {}", names())).into())
 }
 
 fn routing(raw: &Raw) -> Result<Routing> {
-    let allowed = [("source-based", Routing::SourceBased), ("destination-based", Routing::DestinationBased)];
+    let allowed = [
+        ("source-based", Routing::SourceBased),
+        ("destination-based", Routing::DestinationBased),
+    ];
     Ok(one_of("routing", &raw.routing, &allowed)?.unwrap_or(Routing::SourceBased))
 }
 
 fn rdma(raw: &Raw) -> Result<Rdma> {
-    let allowed = [("auto", Rdma::Auto), ("required", Rdma::Required), ("off", Rdma::Off)];
+    let allowed = [
+        ("auto", Rdma::Auto),
+        ("required", Rdma::Required),
+        ("off", Rdma::Off),
+    ];
     Ok(one_of("rdma", &raw.rdma, &allowed)?.unwrap_or(Rdma::Auto))
 }
 
@@ -628,34 +762,54 @@ fn vlan(raw: &Raw) -> Result<Option<Vlan>> {
     };
     let id = up_to("vlan", raw.vlan, 4094)?;
     let qos = up_to("vlanQoS", raw.vlan_qos, 7)?;
-    let proto = raw.vlan_proto.as_ref().map(|proto| proto.to_ascii_lowercase());
-    let is_dot1ad = one_of("vlanProto", &proto, &[("802.1q", false), ("802.1ad", true)])?.unwrap_or(false);
+    let proto = raw
+        .vlan_proto
+        .as_ref()
+        .map(|proto| proto.to_ascii_lowercase());
+    let is_dot1ad =
+        one_of("vlanProto", &proto, &[("802.1q", false), ("802.1ad", true)])?.unwrap_or(false);
     if id == 0 && (qos != 0 || is_dot1ad) {
         let key = if qos != 0 { "vlanQoS" } else { "vlanProto" };
         wrong!(key, "needs a vlan other than 0");
     }
-    Ok((id != 0).then_some(Vlan { id, qos: u8::try_from(qos).unwrap_or(7), is_dot1ad }))
+    Ok((id != 0).then_some(Vlan {
+        id,
+        qos: u8::try_from(qos).unwrap_or(7),
+        is_dot1ad,
+    }))
 }
 
 /// The rates in Mbit/s; 0 means no limit.
 fn rate(raw: &Raw) -> Result<Option<(u32, u32)>> {
     let (min, max) = (raw.min_tx_rate.unwrap_or(0), raw.max_tx_rate.unwrap_or(0));
     if max != 0 && min > max {
-        wrong!("min_tx_rate", "{min} Mbit/s is more than max_tx_rate, {max}");
+        wrong!(
+            "min_tx_rate",
+            "{min} Mbit/s is more than max_tx_rate, {max}"
+        );
     }
     Ok((min != 0 || max != 0).then_some((min, max)))
 }
 
 fn routes(raw: &Raw) -> Result<Vec<Route>> {
     let routes = raw.routes.clone().unwrap_or_default();
-    routes.iter().try_for_each(|route| check_route(route, "routes"))?;
+    routes
+        .iter()
+        .try_for_each(|route| check_route(route, "routes"))?;
     Ok(routes)
 }
 
 /// Refuses a route, of the configuration or the IPAM, that no kernel accepts.
 pub fn check_route(route: &Route, whose: &str) -> Result<()> {
-    if let Some(gw) = route.gw.filter(|gw| gw.is_ipv4() && route.dst.addr().is_ipv6()) {
-        wrong!(whose, "{} via {gw}: an IPv6 route cannot have an IPv4 gateway", route.dst);
+    if let Some(gw) = route
+        .gw
+        .filter(|gw| gw.is_ipv4() && route.dst.addr().is_ipv6())
+    {
+        wrong!(
+            whose,
+            "{} via {gw}: an IPv6 route cannot have an IPv4 gateway",
+            route.dst
+        );
     }
     if route.table == Some(255) {
         wrong!(whose, "{}: table 255 is the kernel's own", route.dst);
@@ -680,8 +834,11 @@ fn sysctls(raw: &Raw, ifname: &str) -> Result<Vec<(PathBuf, String)>> {
                 && leaf
                     .bytes()
                     .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_');
-            (is_ours && is_leaf && matches!(family, "ipv4" | "ipv6") && matches!(kind, "conf" | "neigh"))
-                .then_some((family, kind, leaf))
+            (is_ours
+                && is_leaf
+                && matches!(family, "ipv4" | "ipv6")
+                && matches!(kind, "conf" | "neigh"))
+            .then_some((family, kind, leaf))
         };
         let Some((family, kind, leaf)) = parts() else {
             wrong!(
@@ -695,35 +852,62 @@ fn sysctls(raw: &Raw, ifname: &str) -> Result<Vec<(PathBuf, String)>> {
         if !seen.insert((family, kind, leaf)) {
             wrong!(format!("sysctl.{key}"), "is given twice");
         }
-        sysctls.push((PathBuf::from(format!("net/{family}/{kind}/{ifname}/{leaf}")), value.clone()));
+        sysctls.push((
+            PathBuf::from(format!("net/{family}/{kind}/{ifname}/{leaf}")),
+            value.clone(),
+        ));
     }
     Ok(sysctls)
 }
 
 /// Checks a network whose addresses are the host's.
 fn check_of_host(network: &Network, raw: &Raw) -> Result<()> {
-    if let Some(other) = raw.ipam.as_ref().and_then(|ipam| text(&ipam.source)).filter(|text| *text != "host")
+    if let Some(other) = raw
+        .ipam
+        .as_ref()
+        .and_then(|ipam| text(&ipam.source))
+        .filter(|text| *text != "host")
     {
-        wrong!("ipam.source", "{other:?} is not \"host\"; for the addresses of a pool, remove the key");
+        wrong!(
+            "ipam.source",
+            "{other:?} is not \"host\"; for the addresses of a pool, remove the key"
+        );
     }
     let section = network.get(&["ipam"]).and_then(Value::as_object);
-    if let Some(key) =
-        section.and_then(|all| all.keys().find(|key| !["type", "source"].contains(&key.as_str())))
-    {
-        wrong!(format!("ipam.{key}"), "has no meaning with \"source\": \"host\": remove one of the two keys");
+    if let Some(key) = section.and_then(|all| {
+        all.keys()
+            .find(|key| !["type", "source"].contains(&key.as_str()))
+    }) {
+        wrong!(
+            format!("ipam.{key}"),
+            "has no meaning with \"source\": \"host\": remove one of the two keys"
+        );
     }
-    let is_list =
-        |path: &[&str]| network.get(path).and_then(Value::as_array).is_some_and(|all| !all.is_empty());
+    let is_list = |path: &[&str]| {
+        network
+            .get(path)
+            .and_then(Value::as_array)
+            .is_some_and(|all| !all.is_empty())
+    };
     let requested = [
         ("runtimeConfig.ips", is_list(&["runtimeConfig", "ips"])),
         ("args.cni.ips", is_list(&["args", "cni", "ips"])),
-        ("CNI_ARGS IP", network.args.get("IP").is_some_and(|ip| !ip.is_empty())),
+        (
+            "CNI_ARGS IP",
+            network.args.get("IP").is_some_and(|ip| !ip.is_empty()),
+        ),
     ];
     if let Some((key, _)) = requested.iter().find(|(_, given)| *given) {
-        wrong!(*key, "a pod cannot request an address: with \"source\": \"host\" it gets the host's");
+        wrong!(
+            *key,
+            "a pod cannot request an address: with \"source\": \"host\" it gets the host's"
+        );
     }
     if text(&raw.reset_on_del) == Some("flr") {
-        wrong!("resetOnDel", "a NIC with addresses of the host is not reset: remove the key");
+        wrong!(
+            "resetOnDel",
+            "a NIC with addresses of the host is not reset: remove the key"
+        );
     }
     Ok(())
 }
@@ -739,7 +923,8 @@ fn ipam(outline: Outline<'_>, node: &Node) -> Result<Option<String>> {
 
 const LONGEST_NAME: usize = 240;
 
-/// The runtime's path, but only inside the one directory that such files are for: a NAD can contain this key too.
+/// The runtime's path, but only inside the one directory that such files are for: a NAD can contain
+/// this key too.
 fn device_info(network: &Network, node: &Node) -> Result<Option<PathBuf>> {
     let path = match network.get(&["runtimeConfig", "CNIDeviceInfoFile"]) {
         None => return Ok(None),
@@ -751,14 +936,16 @@ fn device_info(network: &Network, node: &Node) -> Result<Option<PathBuf>> {
     // /var/run is a link to /run on every current distribution.
     let same = |dir: &std::path::Path| {
         let short = |path: &std::path::Path| {
-            path.strip_prefix("/var/run").map_or(path.to_owned(), |rest| PathBuf::from("/run").join(rest))
+            path.strip_prefix("/var/run")
+                .map_or(path.to_owned(), |rest| PathBuf::from("/run").join(rest))
         };
         short(dir) == short(allowed)
     };
     if path.parent().is_some_and(same) {
         if let Some(name) = path.file_name() {
             // The kernel's limit is 255 bytes, and the file is first written under a longer name.
-            if name.len() > LONGEST_NAME || name.as_encoded_bytes().iter().any(u8::is_ascii_control) {
+            if name.len() > LONGEST_NAME || name.as_encoded_bytes().iter().any(u8::is_ascii_control)
+            {
                 wrong!(
                     "runtimeConfig.CNIDeviceInfoFile",
                     "{name:?} is not a file name, or is longer than {LONGEST_NAME} bytes"
@@ -786,15 +973,25 @@ fn probe(
     timeout: &Option<String>,
     usual_timeout: &str,
 ) -> Result<Option<Probe>> {
-    let modes = [("off", None), ("warn", Some(false)), ("require", Some(true))];
+    let modes = [
+        ("off", None),
+        ("warn", Some(false)),
+        ("require", Some(true)),
+    ];
     let mode = Some(text(mode).unwrap_or(usual).to_owned());
     let required = one_of(key, &mode, &modes)?.flatten();
     let given = text(timeout).unwrap_or(usual_timeout);
     let Some(timeout) = parse_duration(given) else {
-        wrong!(format!("{key}Timeout"), "{given:?} is not a duration like \"500ms\" or \"1.5s\"");
+        wrong!(
+            format!("{key}Timeout"),
+            "{given:?} is not a duration like \"500ms\" or \"1.5s\""
+        );
     };
     if timeout < Duration::from_millis(1) || timeout > LONGEST_PROBE {
-        wrong!(format!("{key}Timeout"), "{given:?} is not within 1ms to {LONGEST_PROBE:?}");
+        wrong!(
+            format!("{key}Timeout"),
+            "{given:?} is not within 1ms to {LONGEST_PROBE:?}"
+        );
     }
     Ok(required.map(|required| Probe { required, timeout }))
 }
@@ -814,11 +1011,15 @@ fn min_planes(raw: &Raw) -> Result<Option<u8>> {
 /// IB_DEVICE_NAME_MAX without the zero at its end (rdma/ib_verbs.h).
 const LONGEST_RDMA_NAME: usize = 63;
 
-/// The kernel takes any text. This one becomes a directory in sysfs and a word of other programs' options.
+/// The kernel takes any text. This one becomes a directory in sysfs and a word of other programs'
+/// options.
 fn rdma_name(raw: &Raw) -> Result<Option<String>> {
-    let Some(name) = text(&raw.rdma_device_name) else { return Ok(None) };
+    let Some(name) = text(&raw.rdma_device_name) else {
+        return Ok(None);
+    };
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
-    if name.len() > LONGEST_RDMA_NAME || !name.bytes().all(is_plain) || name.starts_with(['.', '-']) {
+    if name.len() > LONGEST_RDMA_NAME || !name.bytes().all(is_plain) || name.starts_with(['.', '-'])
+    {
         wrong!(
             "rdmaDeviceName",
             "{name:?} is not a name of up to {LONGEST_RDMA_NAME} letters, digits, \"_\", \"-\" and \".\", \
@@ -839,21 +1040,32 @@ pub const QOS_KEYS: &[&str] = RawQos::KEYS;
 
 /// The upper six bits of either are the DSCP. 0 leaves it as it is, as for rdma-cni.
 fn rdma_qos(raw: &Raw) -> Result<Option<RdmaQos>> {
-    let Some(qos) = &raw.rdma_qos else { return Ok(None) };
-    let class = |key: &str, value: Option<u32>| match value.filter(|value| *value != 0).map(u8::try_from) {
-        None => Ok(None),
-        Some(Ok(value)) if value & 3 == 3 => wrong!(
-            format!("rdmaQoS.{key}"),
-            "{value} has both ECN bits, with which switches mark congestion: use {} or {}",
-            value & !3,
-            (value & !3) | 2
-        ),
-        Some(Ok(value)) => Ok(Some(value)),
-        Some(Err(_)) => wrong!(format!("rdmaQoS.{key}"), "{} is not within 0 to 255", value.unwrap_or(0)),
+    let Some(qos) = &raw.rdma_qos else {
+        return Ok(None);
     };
+    let class =
+        |key: &str, value: Option<u32>| match value.filter(|value| *value != 0).map(u8::try_from) {
+            None => Ok(None),
+            Some(Ok(value)) if value & 3 == 3 => wrong!(
+                format!("rdmaQoS.{key}"),
+                "{value} has both ECN bits, with which switches mark congestion: use {} or {}",
+                value & !3,
+                (value & !3) | 2
+            ),
+            Some(Ok(value)) => Ok(Some(value)),
+            Some(Err(_)) => wrong!(
+                format!("rdmaQoS.{key}"),
+                "{} is not within 0 to 255",
+                value.unwrap_or(0)
+            ),
+        };
     let modes = [("warn", false), ("require", true)];
     let required = one_of("rdmaQoS.onMissing", &qos.on_missing, &modes)?.unwrap_or(false);
-    let wanted = RdmaQos { tos: class("tos", qos.tos)?, tc: class("tc", qos.tc)?, required };
+    let wanted = RdmaQos {
+        tos: class("tos", qos.tos)?,
+        tc: class("tc", qos.tc)?,
+        required,
+    };
     if wanted.tos.is_none() && wanted.tc.is_none() {
         return Ok(None);
     }
@@ -872,7 +1084,9 @@ fn parse_duration(text: &str) -> Option<Duration> {
     let mut nanos: u64 = 0;
     while !rest.is_empty() {
         let (number, behind) = rest.split_at(rest.find(|c: char| c != '.' && !c.is_ascii_digit())?);
-        let next = behind.find(|c: char| c == '.' || c.is_ascii_digit()).unwrap_or(behind.len());
+        let next = behind
+            .find(|c: char| c == '.' || c.is_ascii_digit())
+            .unwrap_or(behind.len());
         let mut unit = match &behind[..next] {
             "ns" => 1,
             "us" | "µs" => 1_000,
@@ -886,7 +1100,11 @@ fn parse_duration(text: &str) -> Option<Duration> {
         if number.is_empty() || number == "." || part.contains('.') {
             return None;
         }
-        let whole = if whole.is_empty() { 0 } else { whole.parse::<u64>().ok()? };
+        let whole = if whole.is_empty() {
+            0
+        } else {
+            whole.parse::<u64>().ok()?
+        };
         nanos = nanos.checked_add(whole.checked_mul(unit)?)?;
         for digit in part.bytes() {
             unit /= 10;
@@ -903,10 +1121,17 @@ mod tests {
 
     #[test]
     fn a_p_key_is_hexadecimal_and_loses_its_membership_bit() {
-        for (text, expected) in [("0x7fff", 0x7fff), ("0XFFFF", 0x7fff), ("0x12", 0x12), ("0x8012", 0x12)] {
+        for (text, expected) in [
+            ("0x7fff", 0x7fff),
+            ("0XFFFF", 0x7fff),
+            ("0x12", 0x12),
+            ("0x8012", 0x12),
+        ] {
             assert_eq!(parse_pkey(text), Some(expected), "{text}");
         }
-        for bad in ["", "0", "7fff", "0x", "0x0", "0x8000", "0x10000", "0x+1", "0xg"] {
+        for bad in [
+            "", "0", "7fff", "0x", "0x0", "0x8000", "0x10000", "0x+1", "0xg",
+        ] {
             assert_eq!(parse_pkey(bad), None, "{bad}");
         }
     }
@@ -923,11 +1148,15 @@ mod tests {
             ("2000µs", 2),
             ("0s", 0),
         ] {
-            assert_eq!(parse_duration(text), Some(Duration::from_millis(milliseconds)), "{text}");
+            assert_eq!(
+                parse_duration(text),
+                Some(Duration::from_millis(milliseconds)),
+                "{text}"
+            );
         }
         for bad in [
-            "", "1", "s", "1 s", "-1s", "+1s", "1e3s", "1..5s", ".s", "1S", "1sec", "1d", "NaNs", "infs",
-            "9e99s",
+            "", "1", "s", "1 s", "-1s", "+1s", "1e3s", "1..5s", ".s", "1S", "1sec", "1d", "NaNs",
+            "infs", "9e99s",
         ] {
             assert_eq!(parse_duration(bad), None, "{bad:?}");
         }

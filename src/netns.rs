@@ -1,5 +1,5 @@
-//! Network namespaces: opening the one that a path names, running code in it, telling two apart, and finding
-//! out whether one still exists.
+//! Network namespaces: opening the one that a path names, running code in it, telling two apart,
+//! and finding out whether one still exists.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -33,15 +33,21 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Opens the network namespace that CNI_NETNS names. Fails with error code 8 when the path does not name
-    /// one.
+    /// Opens the network namespace that CNI_NETNS names. Fails with error code 8 when the path does
+    /// not name one.
     pub fn open(path: &Path) -> Result<Netns> {
         let shown = path.display();
         // Without O_NONBLOCK, opening a FIFO would wait for a writer.
-        let file = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
+        let file = File::options()
+            .read(true)
+            .custom_flags(OFlag::O_NONBLOCK.bits())
+            .open(path);
         let file = file.map_err(|error| failure!(InvalidNetns, "CNI_NETNS {shown}: {error}"))?;
         match fstatfs(&file) {
-            Ok(fs) if fs.filesystem_type() == NSFS_MAGIC => Ok(Netns { file, path: path.to_owned() }),
+            Ok(fs) if fs.filesystem_type() == NSFS_MAGIC => Ok(Netns {
+                file,
+                path: path.to_owned(),
+            }),
             Ok(_) => fail!(
                 InvalidNetns,
                 "CNI_NETNS {shown} is not, or no longer, a network namespace: the runtime must make a new sandbox"
@@ -54,7 +60,10 @@ impl Netns {
     pub fn current() -> Result<Netns> {
         let path = Path::new(OURS);
         let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-        Ok(Netns { file, path: path.to_owned() })
+        Ok(Netns {
+            file,
+            path: path.to_owned(),
+        })
     }
 
     /// Whether both are the same namespace.
@@ -63,16 +72,23 @@ impl Netns {
         Ok((one.dev(), one.ino()) == (two.dev(), two.ino()))
     }
 
-    /// Runs `work` inside the namespace. However it ends, the calling thread is back in its own namespace then; where the
-    /// kernel refuses that, the process ends at once, as by SIGKILL, because all that it did next would be done to the pod.
-    /// In `work`, /proc/thread-self and /proc/sys/net belong to the namespace; /sys still belongs to the host.
+    /// Runs `work` inside the namespace. However it ends, the calling thread is back in its own
+    /// namespace then; where the kernel refuses that, the process ends at once, as by SIGKILL,
+    /// because all that it did next would be done to the pod. In `work`, /proc/thread-self and
+    /// /proc/sys/net belong to the namespace; /sys still belongs to the host.
     pub fn run<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let home = File::open(OF_THREAD).with_context(|| format!("cannot open {OF_THREAD}"))?;
-        // Who has rights over the other namespace alone, as in a container of its own user namespace, could not come back.
+        // Who has rights over the other namespace alone, as in a container of its own user
+        // namespace, could not come back.
         setns(&home, CloneFlags::CLONE_NEWNET)
             .context("this process could not return to its own network namespace")?;
-        setns(&self.file, CloneFlags::CLONE_NEWNET)
-            .map_err(|errno| failure!(InvalidNetns, "cannot enter {}: {errno}", self.path.display()))?;
+        setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(|errno| {
+            failure!(
+                InvalidNetns,
+                "cannot enter {}: {errno}",
+                self.path.display()
+            )
+        })?;
         let _back = Back(home);
         work()
     }
@@ -84,13 +100,15 @@ struct Back(File);
 impl Drop for Back {
     fn drop(&mut self) {
         if let Err(errno) = setns(&self.0, CloneFlags::CLONE_NEWNET) {
-            watchdog::give_up(format!("cannot return from the namespace of a pod: {errno}"));
+            watchdog::give_up(format!(
+                "cannot return from the namespace of a pod: {errno}"
+            ));
         }
     }
 }
 
-/// Makes a network namespace that has no name, and takes the calling thread into it. It ends with the last file of it,
-/// its last socket and the last thread in it, however the process ends.
+/// Makes a network namespace that has no name, and takes the calling thread into it. It ends with
+/// the last file of it, its last socket and the last thread in it, however the process ends.
 pub fn unnamed() -> Result<File> {
     unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")?;
     File::open(OF_THREAD).with_context(|| format!("cannot open {OF_THREAD}"))
@@ -108,7 +126,10 @@ pub struct Pod {
 impl Pod {
     /// Opens a socket in the namespace.
     pub fn open(netns: Netns) -> Result<Pod> {
-        Ok(Pod { socket: netns.run(Socket::open)?, netns })
+        Ok(Pod {
+            socket: netns.run(Socket::open)?,
+            netns,
+        })
     }
 }
 
@@ -118,10 +139,10 @@ impl AsFd for Netns {
     }
 }
 
-/// The identity of the namespace that a path named at one time. The kernel may give the inode number of a
-/// namespace to a later one. The nsfs inode behind a bind mount lives as long as the mount, so its time of
-/// creation tells two namespaces apart. /proc makes a new inode at each look, so below /proc only the number
-/// counts.
+/// The identity of the namespace that a path named at one time. The kernel may give the inode
+/// number of a namespace to a later one. The nsfs inode behind a bind mount lives as long as the
+/// mount, so its time of creation tells two namespaces apart. /proc makes a new inode at each look,
+/// so below /proc only the number counts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NetnsId {
     /// The path, as in CNI_NETNS.
@@ -132,9 +153,9 @@ pub struct NetnsId {
     pub ino: u64,
     /// Time of creation of the inode in nanoseconds; 0 below /proc.
     pub created: i64,
-    /// Device and inode of the directory that contains the path; below /proc, those of /proc itself. A process
-    /// that sees another directory in that place, as a container with its own /run, cannot tell from the path
-    /// whether the namespace exists.
+    /// Device and inode of the directory that contains the path; below /proc, those of /proc
+    /// itself. A process that sees another directory in that place, as a container with its own
+    /// /run, cannot tell from the path whether the namespace exists.
     #[serde(rename = "folder")]
     directory: (u64, u64),
 }
@@ -153,37 +174,48 @@ pub struct Keeper {
 /// Two are equal if they are the same namespace under the same path, from wherever it was seen.
 impl PartialEq for NetnsId {
     fn eq(&self, other: &NetnsId) -> bool {
-        (&self.path, self.dev, self.ino, self.created) == (&other.path, other.dev, other.ino, other.created)
+        (&self.path, self.dev, self.ino, self.created)
+            == (&other.path, other.dev, other.ino, other.created)
     }
 }
 
 impl Eq for NetnsId {}
 
-/// Whether a namespace exists. Nothing may be taken from a holder unless its namespace is [`Life::Dead`].
+/// Whether a namespace exists. Nothing may be taken from a holder unless its namespace is
+/// [`Life::Dead`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Life {
     /// The path names the namespace.
     Alive,
-    /// The path is gone or names another namespace, and this process sees the files that the ADD saw.
+    /// The path is gone or names another namespace, and this process sees the files that the ADD
+    /// saw.
     Dead,
     /// It cannot be known; the text says why.
     Unknown(String),
 }
 
-/// Whether both paths name the same namespace now. They are not opened, because an IPAM plugin must not enter
-/// the pod's namespace.
+/// Whether both paths name the same namespace now. They are not opened, because an IPAM plugin must
+/// not enter the pod's namespace.
 pub fn is_same(one: &Path, other: &Path) -> bool {
-    let id = |path: &Path| look(path).ok().flatten().map(|meta| (meta.dev(), meta.ino()));
+    let id = |path: &Path| {
+        look(path)
+            .ok()
+            .flatten()
+            .map(|meta| (meta.dev(), meta.ino()))
+    };
     id(one).is_some_and(|one| id(other) == Some(one))
 }
 
 impl NetnsId {
     /// The namespace that `path` names now; `None` when the path does not exist.
     pub fn of(path: &Path) -> io::Result<Option<NetnsId>> {
-        let Some(meta) = look(path)? else { return Ok(None) };
+        let Some(meta) = look(path)? else {
+            return Ok(None);
+        };
         let is_of_process = match path.canonicalize() {
             Ok(real) => real.starts_with(PROC),
-            // A path that ends in /proc/PID/ns cannot be resolved further: only the kernel follows those links.
+            // A path that ends in /proc/PID/ns cannot be resolved further: only the kernel follows
+            // those links.
             Err(error) if error.kind() == io::ErrorKind::NotFound => true,
             // Taken for one of those, it would look like another namespace than before.
             Err(error) => return Err(error),
@@ -191,11 +223,17 @@ impl NetnsId {
         let created = if is_of_process { 0 } else { created(&meta) };
         let directory = directory_of(path).metadata()?;
         let directory = (directory.dev(), directory.ino());
-        Ok(Some(NetnsId { path: path.to_owned(), dev: meta.dev(), ino: meta.ino(), created, directory }))
+        Ok(Some(NetnsId {
+            path: path.to_owned(),
+            dev: meta.dev(),
+            ino: meta.ino(),
+            created,
+            directory,
+        }))
     }
 
-    /// Whether the namespace still exists. A path to something else than a namespace proves nothing: a mount
-    /// namespace that does not have the mount sees the empty file below it.
+    /// Whether the namespace still exists. A path to something else than a namespace proves
+    /// nothing: a mount namespace that does not have the mount sees the empty file below it.
     pub fn life(&self) -> Life {
         let shown = self.path.display();
         match (look(&self.path), nsfs()) {
@@ -209,9 +247,9 @@ impl NetnsId {
         }
     }
 
-    /// The processes that keep the namespace in existence, because they are in it or have a file of it open.
-    /// The list is empty where processes cannot be inspected. The inode number may belong to a later namespace
-    /// by now, so look into it before you act on it.
+    /// The processes that keep the namespace in existence, because they are in it or have a file of
+    /// it open. The list is empty where processes cannot be inspected. The inode number may belong
+    /// to a later namespace by now, so look into it before you act on it.
     pub fn keepers(&self) -> Vec<Keeper> {
         // Below /proc the inode is made anew at each look, so its time of creation says nothing.
         let is = |meta: Metadata| (self.dev, self.ino) == (meta.dev(), meta.ino());
@@ -220,11 +258,21 @@ impl NetnsId {
         let mut keepers = Vec::new();
         for process in entries(Path::new(PROC)) {
             let (directory, name) = (process.path(), process.file_name());
-            let Some(id) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+            let Some(id) = name.to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
             let files = entries(&directory.join("fd")).map(|file| file.path());
-            if let Some(path) = [directory.join("ns/net")].into_iter().chain(files).find(is_it) {
+            if let Some(path) = [directory.join("ns/net")]
+                .into_iter()
+                .chain(files)
+                .find(is_it)
+            {
                 let name = std::fs::read_to_string(directory.join("comm")).unwrap_or_default();
-                keepers.push(Keeper { id, name: name.trim().to_owned(), path });
+                keepers.push(Keeper {
+                    id,
+                    name: name.trim().to_owned(),
+                    path,
+                });
             }
         }
         keepers
@@ -235,8 +283,8 @@ impl NetnsId {
         (self.dev, self.ino) == (meta.dev(), meta.ino()) && is_as_old
     }
 
-    /// Decides for a path that does not name the namespace any more. The namespace is dead if this process
-    /// looks into the directory that its ADD looked into.
+    /// Decides for a path that does not name the namespace any more. The namespace is dead if this
+    /// process looks into the directory that its ADD looked into.
     fn life_without_its_path(&self) -> Life {
         let directory = directory_of(&self.path);
         let shown = directory.display();
@@ -245,10 +293,12 @@ impl NetnsId {
             Ok(now) if self.directory != (now.dev(), now.ino()) => Life::Unknown(format!(
                 "{shown} is not the directory that the ADD saw: this process is in another mount namespace or in a container"
             )),
-            // With the mount option hidepid, /proc shows only the processes that the caller may inspect.
-            Ok(_) if self.created == 0 && directory != Path::new(PROC) => {
-                Life::Unknown(format!("{} leads to a process of another /proc", self.path.display()))
-            }
+            // With the mount option hidepid, /proc shows only the processes that the caller may
+            // inspect.
+            Ok(_) if self.created == 0 && directory != Path::new(PROC) => Life::Unknown(format!(
+                "{} leads to a process of another /proc",
+                self.path.display()
+            )),
             Ok(_) if self.created == 0 && Path::new("/proc/1").metadata().is_err() => {
                 Life::Unknown(format!("{shown} hides processes from this one"))
             }
@@ -257,8 +307,8 @@ impl NetnsId {
     }
 }
 
-/// The directory in which the path of a namespace is looked up. Below /proc that is /proc itself, because the other
-/// directories end with the process.
+/// The directory in which the path of a namespace is looked up. Below /proc that is /proc itself,
+/// because the other directories end with the process.
 fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(directory) if !path.starts_with(PROC) => directory,
@@ -278,7 +328,9 @@ fn look(path: &Path) -> io::Result<Option<Metadata>> {
 }
 
 fn created(meta: &Metadata) -> i64 {
-    meta.ctime().wrapping_mul(1_000_000_000).wrapping_add(meta.ctime_nsec())
+    meta.ctime()
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(meta.ctime_nsec())
 }
 
 /// The device of the inode of every namespace: the kernel has one nsfs (`nsfs_init`).
@@ -295,7 +347,9 @@ fn nsfs() -> io::Result<u64> {
 pub fn is_init_the_hosts() -> bool {
     /// Inode of the initial PID namespace (PROC_PID_INIT_INO in linux/proc_ns.h).
     const INITIAL: u64 = 0xefff_fffc;
-    Path::new("/proc/self/ns/pid").metadata().is_ok_and(|meta| meta.ino() == INITIAL)
+    Path::new("/proc/self/ns/pid")
+        .metadata()
+        .is_ok_and(|meta| meta.ino() == INITIAL)
 }
 
 #[cfg(test)]
@@ -305,7 +359,12 @@ mod tests {
     /// A namespace that is there, as if it had been bound to `path`.
     fn bound_to(path: &Path, directory: (u64, u64)) -> NetnsId {
         let ours = NetnsId::of(Path::new(OURS)).unwrap().unwrap();
-        NetnsId { path: path.to_owned(), created: 1, directory, ..ours }
+        NetnsId {
+            path: path.to_owned(),
+            created: 1,
+            directory,
+            ..ours
+        }
     }
 
     fn id(path: &Path) -> (u64, u64) {
@@ -325,7 +384,10 @@ mod tests {
     fn a_namespace_is_alive_while_its_path_names_it() {
         let ours = NetnsId::of(Path::new(OURS)).unwrap().unwrap();
         assert_eq!(ours.life(), Life::Alive);
-        let reused = NetnsId { ino: ours.ino + 1, ..ours };
+        let reused = NetnsId {
+            ino: ours.ino + 1,
+            ..ours
+        };
         assert_eq!(reused.life(), Life::Dead);
     }
 
@@ -342,14 +404,23 @@ mod tests {
     /// Of a process that has ended, seen in the same /proc.
     #[test]
     fn a_namespace_below_proc_ends_with_its_process() {
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
         let path = PathBuf::from(format!("/proc/{}/ns/net", child.id()));
         let of_child = NetnsId::of(&path).unwrap().unwrap();
         assert_eq!((of_child.created, of_child.life()), (0, Life::Alive));
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(of_child.life(), Life::Dead);
-        is_unknown(&NetnsId { directory: id(Path::new("/")), ..of_child }, "/proc");
+        is_unknown(
+            &NetnsId {
+                directory: id(Path::new("/")),
+                ..of_child
+            },
+            "/proc",
+        );
     }
 
     #[test]
@@ -361,7 +432,10 @@ mod tests {
         let here = id(temp.path());
         is_unknown(&bound_to(&file, here), "/file");
         is_unknown(&bound_to(&temp.path().join("loop"), here), "symbolic links");
-        is_unknown(&bound_to(&gone, id(Path::new("/"))), &temp.path().display().to_string());
+        is_unknown(
+            &bound_to(&gone, id(Path::new("/"))),
+            &temp.path().display().to_string(),
+        );
         is_unknown(&bound_to(&temp.path().join("no/directory"), here), "/no: ");
     }
 }

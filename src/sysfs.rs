@@ -1,7 +1,7 @@
 //! Devices as sysfs describes them: their netdev, their driver, their PF.
 //!
-//! The root is the host's mount of sysfs, also while pods have the netdevs: the directory `net` of a function
-//! lists only the netdevs in the network namespace that the mount belongs to.
+//! The root is the host's mount of sysfs, also while pods have the netdevs: the directory `net` of
+//! a function lists only the netdevs in the network namespace that the mount belongs to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -66,19 +66,27 @@ impl DeviceId {
         };
         let is_pci = || {
             let (slot, function) = text.split_once('.')?;
-            let [domain, bus, device] = slot.split(':').collect::<Vec<_>>()[..] else { return None };
+            let [domain, bus, device] = slot.split(':').collect::<Vec<_>>()[..] else {
+                return None;
+            };
             // Behind some bridges a domain has more than four digits (Intel VMD).
             let is_domain = (4..=8).contains(&domain.len()) && is_hex(domain, domain.len());
-            (is_domain && is_hex(bus, 2) && is_hex(device, 2) && matches!(function.as_bytes(), [b'0'..=b'7']))
-                .then_some(())
+            (is_domain
+                && is_hex(bus, 2)
+                && is_hex(device, 2)
+                && matches!(function.as_bytes(), [b'0'..=b'7']))
+            .then_some(())
         };
         let is_auxiliary = || {
             let parts: Vec<_> = text.split('.').collect();
             let is_word = |word: &&str| {
                 !word.is_empty()
-                    && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
+                    && word
+                        .bytes()
+                        .all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
             };
-            let is_number = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+            let is_number =
+                |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
             parts.len() == 3 && parts.iter().all(is_word) && is_number(parts[2])
         };
         if is_pci().is_some() {
@@ -99,16 +107,26 @@ impl DeviceId {
 }
 
 impl Function {
-    /// The device with this id; `None` when the host does not have it, because it was unplugged or its VFs were
-    /// removed.
+    /// The device with this id; `None` when the host does not have it, because it was unplugged or
+    /// its VFs were removed.
     pub fn find(sysfs: &Path, id: &DeviceId) -> Result<Option<Function>> {
         let (bus, is_auxiliary) = match id {
             DeviceId::Pci(_) => ("pci", false),
             DeviceId::Auxiliary(_) => ("auxiliary", true),
         };
-        let path = sysfs.join("bus").join(bus).join("devices").join(id.as_str());
-        let exists = path.try_exists().with_context(|| format!("cannot look at {}", path.display()))?;
-        Ok(exists.then(|| Function { id: id.as_str().to_owned(), path, is_auxiliary }))
+        let path = sysfs
+            .join("bus")
+            .join(bus)
+            .join("devices")
+            .join(id.as_str());
+        let exists = path
+            .try_exists()
+            .with_context(|| format!("cannot look at {}", path.display()))?;
+        Ok(exists.then(|| Function {
+            id: id.as_str().to_owned(),
+            path,
+            is_auxiliary,
+        }))
     }
 
     /// The function that the netdev `name` belongs to; `None` for a virtual netdev.
@@ -122,7 +140,9 @@ impl Function {
         let link = match read {
             Ok(link) => link,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error).with_context(|| format!("cannot read {}", device.display())),
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot read {}", device.display()));
+            }
         };
         // A directory further below is not the function: a NIC on USB is below the USB controller.
         let at = link.ancestors().find(|path| !is_virtio(path));
@@ -130,14 +150,15 @@ impl Function {
         id.map_or(Ok(None), |id| Function::find(sysfs, &id))
     }
 
-    /// The netdev in the host's namespace; the one of the first port where the function has several.
+    /// The netdev in the host's namespace; the one of the first port where the function has
+    /// several.
     pub fn netdev(&self) -> Result<Option<String>> {
         Ok(self.netdevs()?.into_iter().next())
     }
 
-    /// The netdevs in the host's namespace, in the order of the ports: mlx4 and cxgb4 have one function for two
-    /// or more ports. Other netdevs of the function are left out: the VF representors of a PF in switchdev
-    /// mode, and the children of an IPoIB device.
+    /// The netdevs in the host's namespace, in the order of the ports: mlx4 and cxgb4 have one
+    /// function for two or more ports. Other netdevs of the function are left out: the VF
+    /// representors of a PF in switchdev mode, and the children of an IPoIB device.
     pub fn netdevs(&self) -> Result<Vec<String>> {
         let mut dir = self.path.join("net");
         let mut names = names(&dir)?;
@@ -163,8 +184,15 @@ impl Function {
 
     /// The same function in the sysfs at `root`.
     pub fn seen_in(&self, root: &Path) -> Function {
-        let bus = if self.is_auxiliary { "auxiliary" } else { "pci" };
-        Function { path: root.join("bus").join(bus).join("devices").join(&self.id), ..self.clone() }
+        let bus = if self.is_auxiliary {
+            "auxiliary"
+        } else {
+            "pci"
+        };
+        Function {
+            path: root.join("bus").join(bus).join("devices").join(&self.id),
+            ..self.clone()
+        }
     }
 
     /// Has this sysfs the function?
@@ -179,15 +207,21 @@ impl Function {
 
     /// Whether a driver for programs in user space is bound to the function.
     pub fn is_userspace(&self) -> bool {
-        self.driver().is_some_and(|driver| USERSPACE_DRIVERS.contains(&driver.as_str()))
+        self.driver()
+            .is_some_and(|driver| USERSPACE_DRIVERS.contains(&driver.as_str()))
     }
 
-    /// The IOMMU group, as /dev/vfio names it; `noiommu-4` where the device is used without an IOMMU.
+    /// The IOMMU group, as /dev/vfio names it; `noiommu-4` where the device is used without an
+    /// IOMMU.
     pub fn iommu_group(&self) -> Option<String> {
         let group = self.path.join("iommu_group");
         let number = link_name(&group)?;
         let is_unsafe = read(&group.join("name")).is_some_and(|name| name == "vfio-noiommu");
-        Some(if is_unsafe { format!("noiommu-{number}") } else { number })
+        Some(if is_unsafe {
+            format!("noiommu-{number}")
+        } else {
+            number
+        })
     }
 
     /// The NUMA node that it is next to, if the machine says so.
@@ -195,19 +229,27 @@ impl Function {
         read(&self.path.join("numa_node"))?.parse().ok()
     }
 
-    /// The files in /dev by which a program uses it besides its netdev: verbs and connections of RDMA, or VFIO. Not those for
-    /// management datagrams, with which a pod could speak for the node.
+    /// The files in /dev by which a program uses it besides its netdev: verbs and connections of
+    /// RDMA, or VFIO. Not those for management datagrams, with which a pod could speak for the
+    /// node.
     pub fn char_devices(&self) -> Result<Vec<PathBuf>> {
         let dev = Path::new("/dev");
         if self.is_userspace() {
             let group = self.iommu_group().map(|group| dev.join("vfio").join(group));
-            return Ok([Some(dev.join("vfio/vfio")), group].into_iter().flatten().collect());
+            return Ok([Some(dev.join("vfio/vfio")), group]
+                .into_iter()
+                .flatten()
+                .collect());
         }
         let mut verbs = names(&self.path.join("infiniband_verbs"))?;
         verbs.retain(|name| name.starts_with("uverbs"));
         verbs.sort();
         let cm = (!verbs.is_empty()).then(|| "rdma_cm".to_owned());
-        Ok(verbs.into_iter().chain(cm).map(|name| dev.join("infiniband").join(name)).collect())
+        Ok(verbs
+            .into_iter()
+            .chain(cm)
+            .map(|name| dev.join("infiniband").join(name))
+            .collect())
     }
 
     /// Whether the function is a VF.
@@ -215,21 +257,29 @@ impl Function {
         self.path.join("physfn").is_symlink()
     }
 
-    /// The number of the VF among those of its PF, as netlink counts them from 0; `None` for other functions.
+    /// The number of the VF among those of its PF, as netlink counts them from 0; `None` for other
+    /// functions.
     pub fn vf_number(&self) -> Option<u32> {
         let pf = self.path.join("physfn");
         let entries = names_starting_with(&pf, "virtfn").ok()?;
         let ours = |entry: &&String| link_name(&pf.join(entry)).is_some_and(|id| id == self.id);
-        entries.iter().find(ours)?.strip_prefix("virtfn")?.parse().ok()
+        entries
+            .iter()
+            .find(ours)?
+            .strip_prefix("virtfn")?
+            .parse()
+            .ok()
     }
 
     /// The number of VFs that the function has now.
     pub fn vf_count(&self) -> u32 {
-        read(&self.path.join("sriov_numvfs")).and_then(|text| text.parse().ok()).unwrap_or(0)
+        read(&self.path.join("sriov_numvfs"))
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(0)
     }
 
-    /// The number of VFs that the function can have; 0 when it has no SR-IOV, or when the firmware has switched
-    /// it off.
+    /// The number of VFs that the function can have; 0 when it has no SR-IOV, or when the firmware
+    /// has switched it off.
     pub fn max_vf_count(&self) -> u32 {
         let max = read(&self.path.join("sriov_totalvfs")).and_then(|text| text.parse().ok());
         max.unwrap_or(0).max(self.vf_count())
@@ -261,7 +311,9 @@ impl Function {
     pub fn vfs(&self) -> Result<Vec<String>> {
         let mut vfs = Vec::new();
         for entry in names_starting_with(&self.path, "virtfn")? {
-            let number = entry.strip_prefix("virtfn").and_then(|number| number.parse::<u32>().ok());
+            let number = entry
+                .strip_prefix("virtfn")
+                .and_then(|number| number.parse::<u32>().ok());
             vfs.extend(number.zip(link_name(&self.path.join(entry))));
         }
         vfs.sort();
@@ -274,31 +326,46 @@ impl Function {
             link_name(&self.path.join("physfn"))
         } else if self.is_auxiliary {
             // The device of an SF is below its PF: …/0000:3b:00.0/mlx5_core.sf.4
-            let real =
-                self.path.canonicalize().with_context(|| format!("cannot read {}", self.path.display()))?;
-            let parts =
-                real.ancestors().skip(1).filter_map(|path| path.file_name()?.to_str().map(str::to_owned));
-            parts.into_iter().find(|part| matches!(DeviceId::parse(part), Some(DeviceId::Pci(_))))
+            let real = self
+                .path
+                .canonicalize()
+                .with_context(|| format!("cannot read {}", self.path.display()))?;
+            let parts = real
+                .ancestors()
+                .skip(1)
+                .filter_map(|path| path.file_name()?.to_str().map(str::to_owned));
+            parts
+                .into_iter()
+                .find(|part| matches!(DeviceId::parse(part), Some(DeviceId::Pci(_))))
         } else {
             Some(self.id.clone())
         };
-        let Some(address) = address else { return Ok(None) };
+        let Some(address) = address else {
+            return Ok(None);
+        };
         let function = Function::find(sysfs, &DeviceId::Pci(address.clone()))?;
-        let netdev = function.map(|function| function.netdev()).transpose()?.flatten();
+        let netdev = function
+            .map(|function| function.netdev())
+            .transpose()?
+            .flatten();
         Ok(Some(Pf { address, netdev }))
     }
 
-    /// Whether the function can be reset without the others of its bus. The file lists the methods that the
-    /// kernel would try in turn (Linux 5.15); only `flr` is sure to leave the other functions alone.
+    /// Whether the function can be reset without the others of its bus. The file lists the methods
+    /// that the kernel would try in turn (Linux 5.15); only `flr` is sure to leave the other
+    /// functions alone.
     pub fn has_flr(&self) -> bool {
         let methods = read(&self.path.join("reset_method")).unwrap_or_default();
-        methods.split_ascii_whitespace().any(|method| method == "flr")
+        methods
+            .split_ascii_whitespace()
+            .any(|method| method == "flr")
     }
 
-    /// Performs a function-level reset, which removes what the former owner left in the hardware. The kernel
-    /// notifies a driver that has `reset_prepare` and `reset_done`, which sets the device up again (pci_reset_function):
-    /// igbvf, i40e and ice have them. Others, as mlx5_core and bnxt_en, must not be bound meanwhile. Fails where the kernel
-    /// would have to use another method.
+    /// Performs a function-level reset, which removes what the former owner left in the hardware.
+    /// The kernel notifies a driver that has `reset_prepare` and `reset_done`, which sets the
+    /// device up again (pci_reset_function): igbvf, i40e and ice have them. Others, as mlx5_core
+    /// and bnxt_en, must not be bound meanwhile. Fails where the kernel would have to use another
+    /// method.
     pub fn flr(&self) -> Result<()> {
         if !self.has_flr() {
             fail!(
@@ -307,18 +374,24 @@ impl Function {
                 self.id
             );
         }
-        // The kernel tries the methods in turn, and skips one that the function turns out not to have.
+        // The kernel tries the methods in turn, and skips one that the function turns out not to
+        // have.
         let methods = self.path.join("reset_method");
         let before = read(&methods).unwrap_or_default();
         let write = |file: &Path, text: &str| {
-            fs::write(file, text).with_context(|| format!("cannot write {text} to {}", file.display()))
+            fs::write(file, text)
+                .with_context(|| format!("cannot write {text} to {}", file.display()))
         };
         let is_alone = before == "flr";
         if !is_alone {
             write(&methods, "flr")?;
         }
         let reset = write(&self.path.join("reset"), "1");
-        let restored = if is_alone { Ok(()) } else { write(&methods, &before) };
+        let restored = if is_alone {
+            Ok(())
+        } else {
+            write(&methods, &before)
+        };
         all_of([reset, restored])
     }
 
@@ -333,11 +406,14 @@ impl Function {
         Ok(names)
     }
 
-    /// Does it have an RDMA device, in whatever namespace? The folder is there as long as one is, and lists those of the
-    /// namespace of this sysfs (drivers/base/core.c: class_dir_child_ns_type, cleanup_glue_dir).
+    /// Does it have an RDMA device, in whatever namespace? The folder is there as long as one is,
+    /// and lists those of the namespace of this sysfs (drivers/base/core.c:
+    /// class_dir_child_ns_type, cleanup_glue_dir).
     pub fn has_rdma_somewhere(&self) -> Result<bool> {
         let folder = self.path.join("infiniband");
-        folder.try_exists().with_context(|| format!("cannot look for {}", folder.display()))
+        folder
+            .try_exists()
+            .with_context(|| format!("cannot look for {}", folder.display()))
     }
 
     /// The same for messages: empty if they cannot be listed.
@@ -345,17 +421,21 @@ impl Function {
         self.list_rdma_devices().unwrap_or_default()
     }
 
-    /// What its RDMA devices in the namespace of this sysfs have counted, by the driver's names (Linux has them in hw_counters), all
-    /// devices and ports together.
+    /// What its RDMA devices in the namespace of this sysfs have counted, by the driver's names
+    /// (Linux has them in hw_counters), all devices and ports together.
     pub fn rdma_counters(&self) -> BTreeMap<String, u64> {
         let mut counters = BTreeMap::new();
         for device in self.rdma_devices() {
             let directory = self.path.join("infiniband").join(device);
             let ports = names(&directory.join("ports")).unwrap_or_default();
             let ports = ports.iter().map(|port| directory.join("ports").join(port));
-            for folder in ports.chain([directory.clone()]).map(|folder| folder.join("hw_counters")) {
+            for folder in ports
+                .chain([directory.clone()])
+                .map(|folder| folder.join("hw_counters"))
+            {
                 for name in names(&folder).unwrap_or_default() {
-                    let Some(value) = read(&folder.join(&name)).and_then(|text| text.parse::<u64>().ok())
+                    let Some(value) =
+                        read(&folder.join(&name)).and_then(|text| text.parse::<u64>().ok())
                     else {
                         continue;
                     };
@@ -367,19 +447,24 @@ impl Function {
         counters
     }
 
-    /// The files with the traffic class of each port of its RDMA device `device`, by number of the port. Only the driver
-    /// of MLNX_OFED has them.
+    /// The files with the traffic class of each port of its RDMA device `device`, by number of the
+    /// port. Only the driver of MLNX_OFED has them.
     pub fn traffic_classes(&self, device: &str) -> Result<Vec<(u32, PathBuf)>> {
         let directory = self.path.join("infiniband").join(device).join("tc");
         let ports = names(&directory)?;
-        let file = |port: String| Some((port.parse().ok()?, directory.join(&port).join("traffic_class")));
+        let file = |port: String| {
+            Some((
+                port.parse().ok()?,
+                directory.join(&port).join("traffic_class"),
+            ))
+        };
         let mut files: Vec<_> = ports.into_iter().filter_map(file).collect();
         files.sort();
         Ok(files)
     }
 
-    /// The ports of its RDMA devices with this link layer: directories in sysfs, with the name of the device and the number
-    /// of the port.
+    /// The ports of its RDMA devices with this link layer: directories in sysfs, with the name of
+    /// the device and the number of the port.
     fn ports(&self, link_layer: &str) -> Vec<(PathBuf, String, u32)> {
         let mut ports = Vec::new();
         for device in self.rdma_devices() {
@@ -390,7 +475,8 @@ impl Function {
             }
             for name in names(&directory.join("ports")).unwrap_or_default() {
                 let port = directory.join("ports").join(&name);
-                let is_meant = read(&port.join("link_layer")).is_some_and(|layer| layer == link_layer);
+                let is_meant =
+                    read(&port.join("link_layer")).is_some_and(|layer| layer == link_layer);
                 if let (true, Ok(number)) = (is_meant, name.parse()) {
                     ports.push((port, device.clone(), number));
                 }
@@ -413,11 +499,15 @@ impl Function {
                 let mut found = RdmaPort {
                     name: format!("{device}/{number}"),
                     layer: text("link_layer"),
-                    state: state.split_once(": ").map_or(&*state, |(_, word)| word).to_owned(),
+                    state: state
+                        .split_once(": ")
+                        .map_or(&*state, |(_, word)| word)
+                        .to_owned(),
                     netdevs: Vec::new(),
                 };
                 for index in names(&port.join("gid_attrs/types")).unwrap_or_default() {
-                    let attribute = |kind: &str| read(&port.join("gid_attrs").join(kind).join(&index));
+                    let attribute =
+                        |kind: &str| read(&port.join("gid_attrs").join(kind).join(&index));
                     if attribute("types").is_some_and(|kind| kind == "RoCE v2") {
                         found.netdevs.extend(attribute("ndevs"));
                     }
@@ -442,8 +532,11 @@ impl Function {
 
     /// The GUIDs that its RDMA devices on InfiniBand have taken from the hardware.
     pub fn node_guids(&self) -> Vec<u64> {
-        let on_infiniband: BTreeSet<_> =
-            self.ports(INFINIBAND).into_iter().map(|(_, device, _)| device).collect();
+        let on_infiniband: BTreeSet<_> = self
+            .ports(INFINIBAND)
+            .into_iter()
+            .map(|(_, device, _)| device)
+            .collect();
         let guid = |device: &String| {
             let text = read(&self.path.join("infiniband").join(device).join("node_guid"))?;
             u64::from_str_radix(&text.replace(':', ""), 16).ok()
@@ -457,7 +550,9 @@ impl Function {
             let guid = read(&self.path.join("infiniband").join(device).join("node_guid"));
             guid.is_some_and(|guid| guid.bytes().all(|byte| b"0:".contains(&byte)))
         };
-        self.ports(ETHERNET).iter().any(|(_, device, _)| is_zero(device))
+        self.ports(ETHERNET)
+            .iter()
+            .any(|(_, device, _)| is_zero(device))
     }
 
     /// The P_Keys that the ports of its RDMA devices on InfiniBand have; 0 means an empty place.
@@ -465,9 +560,13 @@ impl Function {
         let mut found = Vec::new();
         for (port, ..) in self.ports(INFINIBAND) {
             let places = names(&port.join("pkeys")).unwrap_or_default();
-            let texts = places.iter().filter_map(|name| read(&port.join("pkeys").join(name)));
+            let texts = places
+                .iter()
+                .filter_map(|name| read(&port.join("pkeys").join(name)));
             found
-                .extend(texts.filter_map(|text| u16::from_str_radix(text.trim_start_matches("0x"), 16).ok()));
+                .extend(texts.filter_map(|text| {
+                    u16::from_str_radix(text.trim_start_matches("0x"), 16).ok()
+                }));
         }
         found
     }
@@ -481,7 +580,12 @@ impl Function {
     pub fn set_driver_override(&self, driver: Option<&str>) -> Result<()> {
         let file = self.path.join("driver_override");
         let text = format!("{}\n", driver.unwrap_or_default());
-        let write = || fs::File::options().write(true).open(&file)?.write_all(text.as_bytes());
+        let write = || {
+            fs::File::options()
+                .write(true)
+                .open(&file)?
+                .write_all(text.as_bytes())
+        };
         write().with_context(|| format!("cannot write to {}", file.display()))
     }
 
@@ -495,7 +599,11 @@ impl Function {
         let bus = self.path.ancestors().nth(2).unwrap_or(&self.path);
         let bound = self.write_id(&bus.join("drivers").join(driver).join("bind"));
         // Another process may have been faster.
-        if self.driver().as_deref() == Some(driver) { Ok(()) } else { bound }
+        if self.driver().as_deref() == Some(driver) {
+            Ok(())
+        } else {
+            bound
+        }
     }
 
     /// Lets the kernel choose a driver for the function, which has none.
@@ -506,7 +614,12 @@ impl Function {
 
     /// These files act on the device whose id is written to them.
     fn write_id(&self, file: &Path) -> Result<()> {
-        let write = || fs::File::options().write(true).open(file)?.write_all(self.id.as_bytes());
+        let write = || {
+            fs::File::options()
+                .write(true)
+                .open(file)?
+                .write_all(self.id.as_bytes())
+        };
         write().with_context(|| format!("cannot write {} to {}", self.id, file.display()))
     }
 
@@ -516,13 +629,20 @@ impl Function {
         for (port, device, number) in self.ports(ETHERNET) {
             for name in names(&port.join("gids")).unwrap_or_default() {
                 let gid = read(&port.join("gids").join(&name)).and_then(|text| text.parse().ok());
-                let (Some(gid), Ok(index)) = (gid.filter(|gid| wanted.contains(gid)), name.parse()) else {
+                let (Some(gid), Ok(index)) = (gid.filter(|gid| wanted.contains(gid)), name.parse())
+                else {
                     continue;
                 };
                 let attribute = |kind: &str| read(&port.join("gid_attrs").join(kind).join(&name));
                 if attribute("types").is_some_and(|kind| kind == "RoCE v2") {
                     let netdev = attribute("ndevs").unwrap_or_default();
-                    found.push(Gid { device: device.clone(), port: number, index, gid, netdev });
+                    found.push(Gid {
+                        device: device.clone(),
+                        port: number,
+                        index,
+                        gid,
+                        netdev,
+                    });
                 }
             }
         }
@@ -561,13 +681,14 @@ pub struct Gid {
     pub netdev: String,
 }
 
-/// The sysfs of a network namespace, or configfs, mounted at no path. In the exclusive mode of RDMA, a device is in the sysfs of its
-/// namespace only.
+/// The sysfs of a network namespace, or configfs, mounted at no path. In the exclusive mode of
+/// RDMA, a device is in the sysfs of its namespace only.
 #[derive(Debug)]
 pub struct Mounted(OwnedFd);
 
 impl Mounted {
-    /// That of the namespace which this thread is in: inside of [`crate::netns::Netns::run`], a pod's.
+    /// That of the namespace which this thread is in: inside of [`crate::netns::Netns::run`], a
+    /// pod's.
     pub fn here() -> Result<Mounted> {
         let mounted = Mounted::of("sysfs", MountAttrFlags::MOUNT_ATTR_RDONLY);
         mounted.context("cannot mount the sysfs of a network namespace (fsmount, Linux 5.2)")
@@ -585,7 +706,11 @@ impl Mounted {
             | MountAttrFlags::MOUNT_ATTR_NOSUID
             | MountAttrFlags::MOUNT_ATTR_NODEV
             | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-        Ok(Mounted(fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?))
+        Ok(Mounted(fsmount(
+            &fs,
+            FsMountFlags::FSMOUNT_CLOEXEC,
+            attributes,
+        )?))
     }
 
     /// Leads there from any thread of this process, as long as `self` lives.
@@ -594,24 +719,34 @@ impl Mounted {
     }
 }
 
-/// The PCI functions that have or can have VFs, in the order of their addresses. Not all of them are NICs.
+/// The PCI functions that have or can have VFs, in the order of their addresses. Not all of them
+/// are NICs.
 pub fn functions_with_sriov(sysfs: &Path) -> Result<Vec<Function>> {
     let mut found = Vec::new();
     for name in names(&sysfs.join("bus/pci/devices"))? {
-        let Some(id @ DeviceId::Pci(_)) = DeviceId::parse(&name) else { continue };
+        let Some(id @ DeviceId::Pci(_)) = DeviceId::parse(&name) else {
+            continue;
+        };
         found.extend(Function::find(sysfs, &id)?.filter(|function| function.max_vf_count() > 0));
     }
     found.sort_by(|one, other| one.id.cmp(&other.id));
     Ok(found)
 }
 
-/// The netdev at `kernelpath`, a directory below /sys/devices. The path selects a device and is not opened.
+/// The netdev at `kernelpath`, a directory below /sys/devices. The path selects a device and is not
+/// opened.
 pub fn netdev_at(sysfs: &Path, kernelpath: &str) -> Result<Option<String>> {
     let Some(below) = kernelpath.strip_prefix("/sys/devices/") else {
-        fail!(InvalidConfig, "kernelpath {kernelpath:?} does not begin with /sys/devices/");
+        fail!(
+            InvalidConfig,
+            "kernelpath {kernelpath:?} does not begin with /sys/devices/"
+        );
     };
     let wanted = sysfs.join("devices").join(below);
-    if Path::new(below).components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
+    if Path::new(below)
+        .components()
+        .any(|part| !matches!(part, std::path::Component::Normal(_)))
+    {
         fail!(
             InvalidConfig,
             "kernelpath {kernelpath:?} must name a directory below /sys/devices without `..`"
@@ -620,8 +755,12 @@ pub fn netdev_at(sysfs: &Path, kernelpath: &str) -> Result<Option<String>> {
     let class = sysfs.join("class/net");
     for name in names(&class)? {
         let real = class.join(&name).canonicalize();
-        let at =
-            |path: &Path| path == wanted || path.parent().is_some_and(|parent| parent == wanted.join("net"));
+        let at = |path: &Path| {
+            path == wanted
+                || path
+                    .parent()
+                    .is_some_and(|parent| parent == wanted.join("net"))
+        };
         if real.is_ok_and(|path| at(&path)) {
             return Ok(Some(name));
         }
@@ -630,13 +769,19 @@ pub fn netdev_at(sysfs: &Path, kernelpath: &str) -> Result<Option<String>> {
 }
 
 fn is_virtio(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"virtio"))
+    path.file_name()
+        .is_some_and(|name| name.as_encoded_bytes().starts_with(b"virtio"))
 }
 
-/// The netdevs that are stacked on the netdev `name`, such as VLANs or macvlans: they go down with it.
+/// The netdevs that are stacked on the netdev `name`, such as VLANs or macvlans: they go down with
+/// it.
 pub fn upper_devices(sysfs: &Path, name: &str) -> Result<Vec<String>> {
     let entries = names_starting_with(&sysfs.join("class/net").join(name), "upper_")?;
-    Ok(entries.iter().filter_map(|entry| entry.strip_prefix("upper_")).map(str::to_owned).collect())
+    Ok(entries
+        .iter()
+        .filter_map(|entry| entry.strip_prefix("upper_"))
+        .map(str::to_owned)
+        .collect())
 }
 
 /// Whether the netdev `name` is the representor of another function.
@@ -649,10 +794,12 @@ pub fn bus_of(sysfs: &Path, name: &str) -> Option<String> {
     link_name(&sysfs.join("class/net").join(name).join("device/subsystem"))
 }
 
-/// The device on a bus that the netdev `name` is directly below. Unlike [`Function::of_netdev`], it resolves no path: the
-/// one of [`Mounted`] cannot be.
+/// The device on a bus that the netdev `name` is directly below. Unlike [`Function::of_netdev`], it
+/// resolves no path: the one of [`Mounted`] cannot be.
 pub fn device_of(sysfs: &Path, name: &str) -> Option<DeviceId> {
-    DeviceId::parse(&link_name(&sysfs.join("class/net").join(name).join("device"))?)
+    DeviceId::parse(&link_name(
+        &sysfs.join("class/net").join(name).join("device"),
+    )?)
 }
 
 /// The port number of the netdev `name`, where its driver counts ports: mlx4, cxgb4, IPoIB.
@@ -660,7 +807,8 @@ pub fn port_of(sysfs: &Path, name: &str) -> Option<u32> {
     port(&sysfs.join("class/net").join(name))
 }
 
-/// Whether the InfiniBand netdev `name` is in connected mode, which has larger packets than the datagram mode.
+/// Whether the InfiniBand netdev `name` is in connected mode, which has larger packets than the
+/// datagram mode.
 pub fn is_connected(sysfs: &Path, name: &str) -> bool {
     read(&sysfs.join("class/net").join(name).join("mode")).is_some_and(|mode| mode == "connected")
 }
@@ -669,15 +817,15 @@ fn port(netdev: &Path) -> Option<u32> {
     read(&netdev.join("dev_port"))?.parse().ok()
 }
 
-/// Whether a port name such as `pf0vf3`, `c1pf0vf3` or `pf0sf4` is that of a representor: a port of a switch
-/// that stands for a VF, SF or PF (devlink-port(8)).
+/// Whether a port name such as `pf0vf3`, `c1pf0vf3` or `pf0sf4` is that of a representor: a port of
+/// a switch that stands for a VF, SF or PF (devlink-port(8)).
 fn is_representor(netdev: &Path) -> bool {
     let is_one = |port: String| port.contains("vf") || port.contains("sf") || port.contains("pf");
     read(&netdev.join("phys_port_name")).is_some_and(is_one)
 }
 
-/// Whether the netdev is an IPoIB child or a port of a switch chip (DSA): its traffic goes through another
-/// netdev.
+/// Whether the netdev is an IPoIB child or a port of a switch chip (DSA): its traffic goes through
+/// another netdev.
 fn is_stacked(netdev: &Path) -> bool {
     read(&netdev.join("iflink")).is_some_and(|link| Some(link) != read(&netdev.join("ifindex")))
 }
@@ -697,15 +845,24 @@ fn names(dir: &Path) -> Result<Vec<String>> {
 }
 
 fn names_starting_with(dir: &Path, prefix: &str) -> Result<Vec<String>> {
-    Ok(names(dir)?.into_iter().filter(|name| name.starts_with(prefix)).collect())
+    Ok(names(dir)?
+        .into_iter()
+        .filter(|name| name.starts_with(prefix))
+        .collect())
 }
 
 fn link_name(link: &Path) -> Option<String> {
-    fs::read_link(link).ok()?.file_name()?.to_str().map(str::to_owned)
+    fs::read_link(link)
+        .ok()?
+        .file_name()?
+        .to_str()
+        .map(str::to_owned)
 }
 
 fn read(file: &Path) -> Option<String> {
-    fs::read_to_string(file).ok().map(|text| text.trim().to_owned())
+    fs::read_to_string(file)
+        .ok()
+        .map(|text| text.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -718,7 +875,10 @@ mod tests {
         let pci = |text: &str| Some(DeviceId::Pci(text.to_owned()));
         assert_eq!(DeviceId::parse("0000:3B:00.2"), pci("0000:3b:00.2"));
         assert_eq!(DeviceId::parse("10000:01:00.0"), pci("10000:01:00.0"));
-        assert_eq!(DeviceId::parse("mlx5_core.sf.4"), Some(DeviceId::Auxiliary("mlx5_core.sf.4".into())));
+        assert_eq!(
+            DeviceId::parse("mlx5_core.sf.4"),
+            Some(DeviceId::Auxiliary("mlx5_core.sf.4".into()))
+        );
         for bad in [
             "",
             "..",
@@ -748,17 +908,30 @@ mod tests {
         dir("bus/pci/drivers/vfio-pci");
         dir("bus/auxiliary/devices");
         dir("class/net/ens1f0v0");
-        file("devices/pci0/0000:3b:00.0/net/a_rep0/phys_port_name", "pf0vf0\n");
-        file("devices/pci0/0000:3b:00.0/net/ens1f0/phys_port_name", "p0\n");
+        file(
+            "devices/pci0/0000:3b:00.0/net/a_rep0/phys_port_name",
+            "pf0vf0\n",
+        );
+        file(
+            "devices/pci0/0000:3b:00.0/net/ens1f0/phys_port_name",
+            "p0\n",
+        );
         file("devices/pci0/0000:3b:00.0/sriov_numvfs", "1\n");
         symlink("../0000:3b:00.0", at("devices/pci0/0000:3b:00.2/physfn")).unwrap();
         symlink("../0000:3b:00.2", at("devices/pci0/0000:3b:00.0/virtfn0")).unwrap();
         for id in ["0000:3b:00.0", "0000:3b:00.2"] {
             symlink(at("devices/pci0").join(id), at("bus/pci/devices").join(id)).unwrap();
         }
-        symlink(at("devices/pci0/0000:3b:00.0/mlx5_core.sf.4"), at("bus/auxiliary/devices/mlx5_core.sf.4"))
-            .unwrap();
-        symlink(at("devices/pci0/0000:3b:00.2"), at("class/net/ens1f0v0/device")).unwrap();
+        symlink(
+            at("devices/pci0/0000:3b:00.0/mlx5_core.sf.4"),
+            at("bus/auxiliary/devices/mlx5_core.sf.4"),
+        )
+        .unwrap();
+        symlink(
+            at("devices/pci0/0000:3b:00.2"),
+            at("class/net/ens1f0v0/device"),
+        )
+        .unwrap();
         root
     }
 
@@ -767,18 +940,29 @@ mod tests {
     fn the_pf_of_vf_and_sf_is_the_uplink() {
         let root = tree();
         for id in ["0000:3b:00.2", "mlx5_core.sf.4", "0000:3b:00.0"] {
-            let function = Function::find(root.path(), &DeviceId::parse(id).unwrap()).unwrap().unwrap();
+            let function = Function::find(root.path(), &DeviceId::parse(id).unwrap())
+                .unwrap()
+                .unwrap();
             let pf = function.pf(root.path()).unwrap().unwrap();
-            assert_eq!((pf.address.as_str(), pf.netdev.as_deref()), ("0000:3b:00.0", Some("ens1f0")), "{id}");
+            assert_eq!(
+                (pf.address.as_str(), pf.netdev.as_deref()),
+                ("0000:3b:00.0", Some("ens1f0")),
+                "{id}"
+            );
         }
     }
 
     #[test]
     fn what_rdma_counts_is_the_sum_of_devices_and_ports() {
         let root = tree();
-        let device = root.path().join("devices/pci0/0000:3b:00.2/infiniband/mlx5_2");
-        let find =
-            || Function::find(root.path(), &DeviceId::parse("0000:3b:00.2").unwrap()).unwrap().unwrap();
+        let device = root
+            .path()
+            .join("devices/pci0/0000:3b:00.2/infiniband/mlx5_2");
+        let find = || {
+            Function::find(root.path(), &DeviceId::parse("0000:3b:00.2").unwrap())
+                .unwrap()
+                .unwrap()
+        };
         assert!(find().rdma_counters().is_empty());
         for (folder, name, text) in [
             ("ports/1/hw_counters", "out_of_sequence", "3\n"),
@@ -789,8 +973,8 @@ mod tests {
             fs::create_dir_all(device.join(folder)).unwrap();
             fs::write(device.join(folder).join(name), text).unwrap();
         }
-        let expected =
-            [("np_cnp_sent", u64::MAX), ("out_of_sequence", 7)].map(|(name, value)| (name.to_owned(), value));
+        let expected = [("np_cnp_sent", u64::MAX), ("out_of_sequence", 7)]
+            .map(|(name, value)| (name.to_owned(), value));
         assert_eq!(find().rdma_counters(), BTreeMap::from(expected));
     }
 
@@ -829,17 +1013,35 @@ mod tests {
             fs::create_dir_all(&dir).unwrap();
             fs::create_dir_all(root.path().join("class/net")).unwrap();
             let _ = symlink(&dir, root.path().join("class/net").join(name));
-            files.iter().for_each(|(file, text)| fs::write(dir.join(file), format!("{text}\n")).unwrap());
+            files
+                .iter()
+                .for_each(|(file, text)| fs::write(dir.join(file), format!("{text}\n")).unwrap());
         };
         fs::remove_dir_all(root.path().join("class/net/ens1f0v0")).unwrap();
-        net("ens1f0v0", &[("dev_port", "1"), ("ifindex", "7"), ("iflink", "7")]);
-        net("ib9", &[("dev_port", "0"), ("ifindex", "5"), ("iflink", "5")]);
-        net("ib9.8001", &[("dev_port", "0"), ("ifindex", "6"), ("iflink", "5")]);
+        net(
+            "ens1f0v0",
+            &[("dev_port", "1"), ("ifindex", "7"), ("iflink", "7")],
+        );
+        net(
+            "ib9",
+            &[("dev_port", "0"), ("ifindex", "5"), ("iflink", "5")],
+        );
+        net(
+            "ib9.8001",
+            &[("dev_port", "0"), ("ifindex", "6"), ("iflink", "5")],
+        );
         net("rep", &[("phys_port_name", "c1pf0sf4"), ("dev_port", "0")]);
-        let vf = Function::find(root.path(), &DeviceId::parse("0000:3b:00.2").unwrap()).unwrap().unwrap();
+        let vf = Function::find(root.path(), &DeviceId::parse("0000:3b:00.2").unwrap())
+            .unwrap()
+            .unwrap();
         assert_eq!(vf.netdevs().unwrap(), ["ib9", "ens1f0v0"]);
         assert_eq!(vf.netdev().unwrap().as_deref(), Some("ib9"));
-        for (name, is_port) in [("ib9", true), ("ens1f0v0", true), ("ib9.8001", false), ("rep", false)] {
+        for (name, is_port) in [
+            ("ib9", true),
+            ("ens1f0v0", true),
+            ("ib9.8001", false),
+            ("rep", false),
+        ] {
             assert_eq!(vf.has_port(root.path(), name).unwrap(), is_port, "{name}");
         }
         assert_eq!(port_of(root.path(), "ens1f0v0"), Some(1));
@@ -849,8 +1051,13 @@ mod tests {
     #[test]
     fn a_vf_knows_its_netdev_its_number_and_its_driver() {
         let root = tree();
-        let vf = Function::of_netdev(root.path(), "ens1f0v0").unwrap().unwrap();
-        assert_eq!((vf.id.as_str(), vf.is_vf(), vf.vf_number()), ("0000:3b:00.2", true, Some(0)));
+        let vf = Function::of_netdev(root.path(), "ens1f0v0")
+            .unwrap()
+            .unwrap();
+        assert_eq!(
+            (vf.id.as_str(), vf.is_vf(), vf.vf_number()),
+            ("0000:3b:00.2", true, Some(0))
+        );
         assert_eq!(vf.netdev().unwrap().as_deref(), Some("ens1f0v0"));
         assert!(!vf.is_userspace());
         let driver = root.path().join("devices/pci0/0000:3b:00.2/driver");
@@ -863,10 +1070,14 @@ mod tests {
     fn only_a_function_that_can_be_reset_alone_is_reset() {
         let root = tree();
         let at = |name: &str| root.path().join("devices/pci0/0000:3b:00.2").join(name);
-        let vf = Function::find(root.path(), &DeviceId::parse("0000:3b:00.2").unwrap()).unwrap().unwrap();
+        let vf = Function::find(root.path(), &DeviceId::parse("0000:3b:00.2").unwrap())
+            .unwrap()
+            .unwrap();
         fs::write(at("reset"), "").unwrap();
         for methods in [None, Some("pm bus\n"), Some("")] {
-            methods.into_iter().for_each(|methods| fs::write(at("reset_method"), methods).unwrap());
+            methods
+                .into_iter()
+                .for_each(|methods| fs::write(at("reset_method"), methods).unwrap());
             assert!(!vf.has_flr() && vf.flr().is_err(), "{methods:?}");
             assert_eq!(fs::read_to_string(at("reset")).unwrap(), "");
         }
@@ -875,7 +1086,10 @@ mod tests {
             fs::write(at("reset_method"), methods).unwrap();
             vf.flr().unwrap();
             assert_eq!(fs::read_to_string(at("reset")).unwrap(), "1");
-            assert_eq!(fs::read_to_string(at("reset_method")).unwrap().trim(), methods.trim());
+            assert_eq!(
+                fs::read_to_string(at("reset_method")).unwrap().trim(),
+                methods.trim()
+            );
         }
     }
 }

@@ -5,7 +5,8 @@ use aya::Ebpf;
 use aya::programs::tc::{SchedClassifier, TcAttachOptions, TcAttachType};
 use aya::programs::{LinkOrder, Xdp, XdpFlags};
 
-/// `SEC("xdp") int drop() { return XDP_DROP; }`. tcx-drop.o is the same, made by `objcopy --rename-section xdp=classifier`.
+/// `SEC("xdp") int drop() { return XDP_DROP; }`. tcx-drop.o is the same, made by `objcopy
+/// --rename-section xdp=classifier`.
 pub const OBJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/xdp-drop.o");
 
 /// Where on the netdev it runs.

@@ -1,7 +1,8 @@
-//! Asks of an API server what the rail-agents of many nodes ask, each with connections of its own. tests/cluster/fleet.sh
-//! runs it and reads what that costs the server.
+//! Asks of an API server what the rail-agents of many nodes ask, each with connections of its own.
+//! tests/cluster/fleet.sh runs it and reads what that costs the server.
 //!
-//! usage: fleet NODES SECONDS, with KUBECONFIG. It creates the Nodes, `fleet-0` and so on, and leaves them.
+//! usage: fleet NODES SECONDS, with KUBECONFIG. It creates the Nodes, `fleet-0` and so on, and
+//! leaves them.
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -10,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
-use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
+use kube::api::{
+    Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams,
+};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, Config};
 use serde_json::json;
@@ -50,14 +53,20 @@ async fn create(client: &Client, count: usize) {
     let made = (0..count).map(|number| {
         let api = api.clone();
         async move {
-            match api.create(&PostParams::default(), &node(&format!("fleet-{number}"))).await {
+            match api
+                .create(&PostParams::default(), &node(&format!("fleet-{number}")))
+                .await
+            {
                 Ok(_) => (),
                 Err(kube::Error::Api(status)) if status.code == 409 => (),
                 Err(error) => println!("fleet-{number}: {error}"),
             }
         }
     });
-    futures::stream::iter(made).buffer_unordered(AT_ONCE).collect::<Vec<_>>().await;
+    futures::stream::iter(made)
+        .buffer_unordered(AT_ONCE)
+        .collect::<Vec<_>>()
+        .await;
 }
 
 /// One agent, for as long as the process runs.
@@ -66,7 +75,10 @@ async fn agent(config: Config, name: String, counts: Arc<Counts>) {
     let nodes = Api::<Node>::all(client.clone());
     let maps = Api::<ConfigMap>::namespaced(client.clone(), "kube-system");
     let of_map = watcher::Config::default().fields("metadata.name=rail-cni");
-    tokio::spawn(follow(watcher::watcher(maps, of_map).default_backoff(), Arc::clone(&counts)));
+    tokio::spawn(follow(
+        watcher::watcher(maps, of_map).default_backoff(),
+        Arc::clone(&counts),
+    ));
     let kind = GroupVersionKind::gvk("nv-ipam.nvidia.com", "v1alpha1", "CIDRPool");
     let pools = ApiResource::from_gvk_with_plural(&kind, "cidrpools");
     let pools = Api::<DynamicObject>::all_with(client.clone(), &pools);
@@ -74,8 +86,13 @@ async fn agent(config: Config, name: String, counts: Arc<Counts>) {
         watcher::watcher(pools, watcher::Config::default().page_size(10)).default_backoff(),
         Arc::clone(&counts),
     ));
-    let own = watcher::Config::default().fields(&format!("metadata.name={name}")).any_semantic();
-    tokio::spawn(follow(watcher::watcher(nodes.clone(), own).default_backoff(), Arc::clone(&counts)));
+    let own = watcher::Config::default()
+        .fields(&format!("metadata.name={name}"))
+        .any_semantic();
+    tokio::spawn(follow(
+        watcher::watcher(nodes.clone(), own).default_backoff(),
+        Arc::clone(&counts),
+    ));
     // Not all at once.
     tokio::time::sleep(HEARTBEAT.mul_f64(fraction(&name))).await;
     loop {
@@ -83,7 +100,10 @@ async fn agent(config: Config, name: String, counts: Arc<Counts>) {
         let condition = json!({"type": "RailsReady", "status": "True", "reason": "Ready", "message": "8 rails",
             "lastHeartbeatTime": k8s_openapi::jiff::Timestamp::now()});
         let change = Patch::Strategic(json!({"status": {"conditions": [condition]}}));
-        match nodes.patch_status(&name, &PatchParams::default(), &change).await {
+        match nodes
+            .patch_status(&name, &PatchParams::default(), &change)
+            .await
+        {
             Ok(_) => {
                 counts.writes.fetch_add(1, Ordering::Relaxed);
                 let micros = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -120,7 +140,10 @@ async fn follow<K>(
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
-    let numbers: Vec<usize> = std::env::args().skip(1).map(|text| text.parse().unwrap()).collect();
+    let numbers: Vec<usize> = std::env::args()
+        .skip(1)
+        .map(|text| text.parse().unwrap())
+        .collect();
     let [count, seconds] = numbers[..] else {
         println!("usage: fleet NODES SECONDS");
         return;
@@ -130,7 +153,11 @@ async fn main() {
     println!("created {count}");
     let counts = Arc::new(Counts::default());
     for number in 0..count {
-        tokio::spawn(agent(config.clone(), format!("fleet-{number}"), Arc::clone(&counts)));
+        tokio::spawn(agent(
+            config.clone(),
+            format!("fleet-{number}"),
+            Arc::clone(&counts),
+        ));
         tokio::time::sleep(START / u32::try_from(count).unwrap()).await;
     }
     let until = Instant::now() + 4 * START;
@@ -138,13 +165,20 @@ async fn main() {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     println!("started {count}");
-    let begun = [&counts.news, &counts.writes, &counts.failed].map(|one| one.swap(0, Ordering::Relaxed));
+    let begun =
+        [&counts.news, &counts.writes, &counts.failed].map(|one| one.swap(0, Ordering::Relaxed));
     counts.micros.lock().unwrap().clear();
     tokio::time::sleep(Duration::from_secs(seconds.try_into().unwrap())).await;
-    let during = [&counts.news, &counts.writes, &counts.failed].map(|one| one.load(Ordering::Relaxed));
+    let during =
+        [&counts.news, &counts.writes, &counts.failed].map(|one| one.load(Ordering::Relaxed));
     let mut micros = std::mem::take(&mut *counts.micros.lock().unwrap());
     micros.sort_unstable();
-    let at = |share: usize| micros.get(micros.len() * share / 100).copied().unwrap_or_default();
+    let at = |share: usize| {
+        micros
+            .get(micros.len() * share / 100)
+            .copied()
+            .unwrap_or_default()
+    };
     println!(
         "{}",
         json!({"agents": count, "told": counts.told.load(Ordering::Relaxed), "failedAtStart": begun[2], "seconds": seconds,

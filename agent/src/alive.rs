@@ -1,6 +1,6 @@
-//! `rail-agent health`: whether the agent of the node still looks at it, and whether pods with rails can start. The agent
-//! writes the time and what it found into a file of the run directory, which only root can enter: an address could be taken or
-//! kept busy by any process of the node.
+//! `rail-agent health`: whether the agent of the node still looks at it, and whether pods with
+//! rails can start. The agent writes the time and what it found into a file of the run directory,
+//! which only root can enter: an address could be taken or kept busy by any process of the node.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -26,7 +26,8 @@ const WAITS: &str = "waits";
 /// Arguments of `rail-agent health`.
 #[derive(Debug, Args)]
 pub struct HealthArgs {
-    /// Also fail while pods with rails cannot start, as the condition RailsReady says: the readiness probe
+    /// Also fail while pods with rails cannot start, as the condition RailsReady says: the
+    /// readiness probe
     #[arg(long)]
     ready: bool,
 }
@@ -39,16 +40,27 @@ impl Alive {
     /// Makes the file: the agent is alive now.
     pub fn new(run_dir: &HostDir) -> Result<Alive> {
         let mut options = File::options();
-        let open = options.write(true).create(true).truncate(false).mode(0o600).open(run_dir.at(NAME));
-        let alive = Alive(open.with_context(|| format!("cannot open {} on the host", run_dir.shown(NAME)))?);
+        let open = options
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(run_dir.at(NAME));
+        let alive = Alive(
+            open.with_context(|| format!("cannot open {} on the host", run_dir.shown(NAME)))?,
+        );
         alive.now(false)?;
         Ok(alive)
     }
 
-    /// Notes that the agent looked at the node. The text always has the same length, so that it needs no more room.
+    /// Notes that the agent looked at the node. The text always has the same length, so that it
+    /// needs no more room.
     pub fn now(&self, is_ready: bool) -> Result<()> {
         let found = if is_ready { READY } else { WAITS };
-        let written = self.0.write_all_at(format!("{:020} {found}\n", since_boot()?.as_secs()).as_bytes(), 0);
+        let written = self.0.write_all_at(
+            format!("{:020} {found}\n", since_boot()?.as_secs()).as_bytes(),
+            0,
+        );
         written.with_context(|| format!("cannot write {NAME}"))
     }
 }
@@ -57,16 +69,26 @@ impl Alive {
 pub fn health(args: &HealthArgs) -> Result<ExitCode> {
     let host = Host::open()?;
     // An agent that cannot use the run directory of node.json is in the usual one.
-    let named = Paths::of(&host).map(|paths| paths.run_dir).unwrap_or_default();
+    let named = Paths::of(&host)
+        .map(|paths| paths.run_dir)
+        .unwrap_or_default();
     let mut looked = None;
     for path in [named, Node::default().run_dir] {
-        let text = host.read(&path.join(NAME)).unwrap_or_default().unwrap_or_default();
+        let text = host
+            .read(&path.join(NAME))
+            .unwrap_or_default()
+            .unwrap_or_default();
         let mut words = text.split_whitespace();
-        let seconds = words.next().and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
+        let seconds = words
+            .next()
+            .and_then(|seconds| seconds.parse().ok())
+            .map(Duration::from_secs);
         looked = looked.max(seconds.map(|seconds| (seconds, words.next() == Some(READY))));
     }
     let Some((looked, is_ready)) = looked else {
-        bail!("no agent has run on this node since it was started: {NAME} is not in the run directory");
+        bail!(
+            "no agent has run on this node since it was started: {NAME} is not in the run directory"
+        );
     };
     let silent = since_boot()?.saturating_sub(looked);
     if silent > SILENT {
@@ -81,6 +103,11 @@ pub fn health(args: &HealthArgs) -> Result<ExitCode> {
 /// Nobody sets this clock.
 fn since_boot() -> Result<Duration> {
     let text = std::fs::read_to_string("/proc/uptime").context("cannot read /proc/uptime")?;
-    let seconds = text.split('.').next().and_then(|seconds| seconds.parse().ok());
-    seconds.map(Duration::from_secs).context("/proc/uptime has no number")
+    let seconds = text
+        .split('.')
+        .next()
+        .and_then(|seconds| seconds.parse().ok());
+    seconds
+        .map(Duration::from_secs)
+        .context("/proc/uptime has no number")
 }

@@ -1,4 +1,5 @@
-//! Where the cables of the rails end: `railctl cables` listens to the leaves, for longer than the agent's other work may wait.
+//! Where the cables of the rails end: `railctl cables` listens to the leaves, for longer than the
+//! agent's other work may wait.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,10 +31,22 @@ impl Heard {
                 other.listen(&railctl).await;
                 let wrong = other.wrong().unwrap_or_default();
                 if wrong != last {
-                    say("warn", if wrong.is_empty() { "all cables are right again" } else { &wrong });
+                    say(
+                        "warn",
+                        if wrong.is_empty() {
+                            "all cables are right again"
+                        } else {
+                            &wrong
+                        },
+                    );
                     last = wrong;
                 }
-                sleep(if other.cables().is_some() { interval } else { interval.min(RETRY) }).await;
+                sleep(if other.cables().is_some() {
+                    interval
+                } else {
+                    interval.min(RETRY)
+                })
+                .await;
             }
         });
         heard
@@ -41,8 +54,12 @@ impl Heard {
 
     async fn listen(&self, railctl: &std::path::Path) {
         let Ok(host) = Host::open() else { return };
-        let said = host.run(railctl, &["cables", "--output", "json"], b"").await;
-        let cables = said.ok().and_then(|said| serde_json::from_str::<Cables>(&said.stdout).ok());
+        let said = host
+            .run(railctl, &["cables", "--output", "json"], b"")
+            .await;
+        let cables = said
+            .ok()
+            .and_then(|said| serde_json::from_str::<Cables>(&said.stdout).ok());
         if let Some(cables) = cables {
             *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(cables.cables);
         }
@@ -50,7 +67,10 @@ impl Heard {
 
     /// The cables.
     pub fn cables(&self) -> Option<Vec<Cable>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// What is in another leaf or port than the plan has it, for people.
@@ -61,9 +81,15 @@ impl Heard {
 
 fn wrong(cables: &[Cable]) -> Option<String> {
     let wrong = cables.iter().filter(|cable| cable.state == "wrong");
-    let mut text = wrong.filter_map(|cable| cable.problem.clone()).collect::<Vec<_>>().join("; ");
+    let mut text = wrong
+        .filter_map(|cable| cable.problem.clone())
+        .collect::<Vec<_>>()
+        .join("; ");
     if text.len() > LONGEST {
-        let end = (0..=LONGEST).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        let end = (0..=LONGEST)
+            .rev()
+            .find(|at| text.is_char_boundary(*at))
+            .unwrap_or(0);
         text.truncate(end);
         text.push('…');
     }
@@ -81,8 +107,14 @@ mod tests {
             problem: problem.map(str::to_owned),
             ..Cable::default()
         };
-        assert_eq!(wrong(&[cable("right", None), cable("silent", Some("no LLDP"))]), None);
-        let swapped = [cable("wrong", Some("rail 1 is in a")), cable("wrong", Some("rail 2 is in b"))];
+        assert_eq!(
+            wrong(&[cable("right", None), cable("silent", Some("no LLDP"))]),
+            None
+        );
+        let swapped = [
+            cable("wrong", Some("rail 1 is in a")),
+            cable("wrong", Some("rail 2 is in b")),
+        ];
         assert_eq!(wrong(&swapped).unwrap(), "rail 1 is in a; rail 2 is in b");
         let many = vec![cable("wrong", Some("é")); 500];
         assert!(wrong(&many).unwrap().len() <= LONGEST + '…'.len_utf8());

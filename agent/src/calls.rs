@@ -1,7 +1,9 @@
-//! What the plugins hand over: a line of JSON for each call, in the file `calls` of the run directory.
+//! What the plugins hand over: a line of JSON for each call, in the file `calls` of the run
+//! directory.
 //!
-//! The file exists only because the agent makes it: where there is none, the plugins write nothing, and they never
-//! wait for a reader. The agent reads the end of the file, and replaces it before it is large.
+//! The file exists only because the agent makes it: where there is none, the plugins write nothing,
+//! and they never wait for a reader. The agent reads the end of the file, and replaces it before it
+//! is large.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -68,11 +70,19 @@ struct Open {
 }
 
 impl Tail {
-    /// Begins with the calls from now on: those before were counted by an earlier agent, or by none.
+    /// Begins with the calls from now on: those before were counted by an earlier agent, or by
+    /// none.
     pub fn new(dir: HostDir) -> Result<Tail> {
         let mut current = open(&dir)?;
-        current.file.seek(SeekFrom::End(0)).with_context(|| format!("cannot read {}", dir.shown(NAME)))?;
-        Ok(Tail { dir, current, old: None })
+        current
+            .file
+            .seek(SeekFrom::End(0))
+            .with_context(|| format!("cannot read {}", dir.shown(NAME)))?;
+        Ok(Tail {
+            dir,
+            current,
+            old: None,
+        })
     }
 
     /// The calls that ended since the last time.
@@ -90,7 +100,12 @@ impl Tail {
             // Somebody emptied the run directory.
             let new = open(&self.dir)?;
             self.retire(new);
-        } else if self.current.file.metadata().is_ok_and(|meta| meta.len() >= LARGE) {
+        } else if self
+            .current
+            .file
+            .metadata()
+            .is_ok_and(|meta| meta.len() >= LARGE)
+        {
             let new = self.rotate()?;
             self.retire(new);
         }
@@ -107,8 +122,12 @@ impl Tail {
         let temporary = self.dir.at(format!(".{NAME}.new"));
         let make = || -> io::Result<Open> {
             let _ = std::fs::remove_file(&temporary);
-            let file =
-                File::options().read(true).append(true).create_new(true).mode(0o600).open(&temporary)?;
+            let file = File::options()
+                .read(true)
+                .append(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&temporary)?;
             std::fs::rename(&temporary, self.dir.at(NAME))?;
             Open::new(file)
         };
@@ -119,25 +138,49 @@ impl Tail {
 impl Open {
     fn new(file: File) -> io::Result<Open> {
         let inode = file.metadata()?.ino();
-        Ok(Open { file, inode, partial: Vec::new() })
+        Ok(Open {
+            file,
+            inode,
+            partial: Vec::new(),
+        })
     }
 }
 
 fn open(dir: &HostDir) -> Result<Open> {
     let path: PathBuf = dir.at(NAME);
-    let open = || Open::new(File::options().read(true).append(true).create(true).mode(0o600).open(&path)?);
+    let open = || {
+        Open::new(
+            File::options()
+                .read(true)
+                .append(true)
+                .create(true)
+                .mode(0o600)
+                .open(&path)?,
+        )
+    };
     open().with_context(|| format!("cannot make {} on the host", dir.shown(NAME)))
 }
 
 fn read_lines(open: &mut Open, calls: &mut Vec<Call>) -> Result<()> {
     let mut new = Vec::new();
-    (&open.file).take(2 * LARGE).read_to_end(&mut new).context("cannot read the calls of the plugins")?;
+    (&open.file)
+        .take(2 * LARGE)
+        .read_to_end(&mut new)
+        .context("cannot read the calls of the plugins")?;
     open.partial.append(&mut new);
-    let end = open.partial.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
+    let end = open
+        .partial
+        .iter()
+        .rposition(|byte| *byte == b'\n')
+        .map_or(0, |last| last + 1);
     let whole: Vec<u8> = open.partial.drain(..end).collect();
     for line in whole.split(|byte| *byte == b'\n') {
         // A line that cannot be read is of another version, and is not worth an error each second.
-        calls.extend(serde_json::from_slice::<Call>(line).ok().filter(|call| !call.plugin.is_empty()));
+        calls.extend(
+            serde_json::from_slice::<Call>(line)
+                .ok()
+                .filter(|call| !call.plugin.is_empty()),
+        );
     }
     if open.partial.len() > LONGEST_LINE {
         open.partial.clear();
@@ -170,15 +213,26 @@ mod tests {
 
     /// As a plugin opens it, which never makes it.
     fn opened(dir: &tempfile::TempDir) -> File {
-        File::options().append(true).open(dir.path().join(NAME)).unwrap()
+        File::options()
+            .append(true)
+            .open(dir.path().join(NAME))
+            .unwrap()
     }
 
     fn append(file: &mut File, micros: u64) {
-        writeln!(file, r#"{{"plugin":"rail-cni","verb":"ADD","micros":{micros}}}"#).unwrap();
+        writeln!(
+            file,
+            r#"{{"plugin":"rail-cni","verb":"ADD","micros":{micros}}}"#
+        )
+        .unwrap();
     }
 
     fn read(tail: &mut Tail) -> Vec<u64> {
-        tail.read().unwrap().iter().map(|call| call.micros).collect()
+        tail.read()
+            .unwrap()
+            .iter()
+            .map(|call| call.micros)
+            .collect()
     }
 
     #[test]
@@ -197,7 +251,11 @@ mod tests {
         assert_ne!(tail.current.inode, before);
         let mut new = opened(&dir);
         assert_eq!(new.metadata().unwrap().len(), 0);
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left");
+        assert_eq!(
+            std::fs::read_dir(dir.path()).unwrap().count(),
+            1,
+            "nothing else is left"
+        );
         append(&mut new, 3);
         append(&mut old, 4);
         assert_eq!(read(&mut tail), [4, 3]);
@@ -244,7 +302,10 @@ mod tests {
             r#"{"plugin":"rail-ipam","verb":"DEL","micros":1,"code":5,"message":"no","later":true}"#,
             "\n{\"plugin\":\"rail-c"
         ));
-        let shown: Vec<_> = calls.iter().map(|call| (call.plugin.as_str(), call.micros, call.code)).collect();
+        let shown: Vec<_> = calls
+            .iter()
+            .map(|call| (call.plugin.as_str(), call.micros, call.code))
+            .collect();
         assert_eq!(shown, [("rail-cni", 21345, 0), ("rail-ipam", 1, 5)]);
     }
 }

@@ -1,5 +1,6 @@
-//! Releases what resource claims have left behind. DRANET does not repeat a release that failed, so the agent asks the API
-//! server about each claim that holds an address. Only a whole answer that the claim has ended counts.
+//! Releases what resource claims have left behind. DRANET does not repeat a release that failed, so
+//! the agent asks the API server about each claim that holds an address. Only a whole answer that
+//! the claim has ended counts.
 
 use std::collections::HashMap;
 
@@ -57,7 +58,9 @@ pub async fn ended(client: &Client, node: &str, claims: &[Claim]) -> Result<Vec<
                     Some(all) => all,
                     none => none.insert(list(client).await?),
                 };
-                all.iter().find(|one| one.metadata.uid.as_ref() == Some(&claim.uid)).cloned()
+                all.iter()
+                    .find(|one| one.metadata.uid.as_ref() == Some(&claim.uid))
+                    .cloned()
             }
         };
         if let Some(why) = end_of(found.as_ref(), claim, node)? {
@@ -74,7 +77,10 @@ async fn get(client: &Client, namespace: &str, name: &str) -> Result<Option<Dyna
         Ok(claim) => Ok(Some(claim)),
         Err(kube::Error::Api(status))
             if status.code == 404
-                && status.details.as_ref().is_some_and(|of| of.kind == PLURAL && of.name == name) =>
+                && status
+                    .details
+                    .as_ref()
+                    .is_some_and(|of| of.kind == PLURAL && of.name == name) =>
         {
             Ok(None)
         }
@@ -101,15 +107,19 @@ async fn list(client: &Client) -> Result<Vec<DynamicObject>> {
     }
 }
 
-/// Why the claim does not need the device on this node any more; `None` if it does. The pool of a device that DRANET
-/// serves is the name of its node.
+/// Why the claim does not need the device on this node any more; `None` if it does. The pool of a
+/// device that DRANET serves is the name of its node.
 fn end_of(found: Option<&DynamicObject>, claim: &Claim, node: &str) -> Result<Option<String>> {
-    let Some(found) = found else { return Ok(Some("it was deleted".to_owned())) };
+    let Some(found) = found else {
+        return Ok(Some("it was deleted".to_owned()));
+    };
     let Some(uid) = &found.metadata.uid else {
         bail!("the API server returned no UID for the claim {}", claim.uid)
     };
     if *uid != claim.uid {
-        return Ok(Some("it was deleted, and another claim has its name".to_owned()));
+        return Ok(Some(
+            "it was deleted, and another claim has its name".to_owned(),
+        ));
     }
     let status = &found.data["status"];
     let Some(results) = status["allocation"]["devices"]["results"].as_array() else {
@@ -131,7 +141,11 @@ mod tests {
     use serde_json::json;
 
     fn claim() -> Claim {
-        Claim { uid: "u-1".to_owned(), name: Some("ai/c".to_owned()), device: "pci-0000-1a-00-2".to_owned() }
+        Claim {
+            uid: "u-1".to_owned(),
+            name: Some("ai/c".to_owned()),
+            device: "pci-0000-1a-00-2".to_owned(),
+        }
     }
 
     fn object(uid: &str, status: Value) -> DynamicObject {
@@ -158,11 +172,30 @@ mod tests {
             (None, "deleted"),
             (Some(object("u-2", ours())), "another claim"),
             (Some(object("u-1", json!({}))), "no device"),
-            (Some(object("u-1", allocated("m", "pci-0000-1a-00-2", pods.clone()))), "another node's device"),
-            (Some(object("u-1", allocated("n", "pci-0000-3c-00-2", pods.clone()))), "another device"),
-            (Some(object("u-1", allocated("n", "pci-0000-1a-00-2", json!([])))), "no pod"),
+            (
+                Some(object(
+                    "u-1",
+                    allocated("m", "pci-0000-1a-00-2", pods.clone()),
+                )),
+                "another node's device",
+            ),
+            (
+                Some(object(
+                    "u-1",
+                    allocated("n", "pci-0000-3c-00-2", pods.clone()),
+                )),
+                "another device",
+            ),
+            (
+                Some(object("u-1", allocated("n", "pci-0000-1a-00-2", json!([])))),
+                "no pod",
+            ),
         ] {
-            golden::says("agent", &format!("the end of a claim: {case}"), end(found).unwrap());
+            golden::says(
+                "agent",
+                &format!("the end of a claim: {case}"),
+                end(found).unwrap(),
+            );
         }
     }
 
@@ -177,8 +210,7 @@ mod tests {
     fn a_claim_of_two_pools_is_asked_for_once() {
         let claim = json!({"uid": "u", "name": null, "device": "d", "function": "0000:1a:00.2"});
         let lease = json!({"state": "live", "claim": claim});
-        let show =
-            json!({"pools": [{"leases": [lease, {"state": "live", "claim": null}]}, {"leases": [lease]}]});
+        let show = json!({"pools": [{"leases": [lease, {"state": "live", "claim": null}]}, {"leases": [lease]}]});
         assert_eq!(holding(&serde_json::from_value(show).unwrap()).len(), 1);
     }
 }

@@ -1,5 +1,5 @@
-//! The devices of the rails as resources of the Node: what an SR-IOV device plugin would do. `railctl devices` says which there
-//! are, as ADD judges them.
+//! The devices of the rails as resources of the Node: what an SR-IOV device plugin would do.
+//! `railctl devices` says which there are, as ADD judges them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::unix::fs::MetadataExt as _;
@@ -16,15 +16,17 @@ use tokio::task::JoinSet;
 
 use crate::host::{Host, HostDir};
 use crate::install::RAILCTL;
-use crate::kubelet::{self, Answer, Asked, Choice, Device, DeviceFile, Devices, Given, NumaNode, Topology};
+use crate::kubelet::{
+    self, Answer, Asked, Choice, Device, DeviceFile, Devices, Given, NumaNode, Topology,
+};
 use crate::ready::Steady;
 use crate::report::{Listed, Listing};
 use crate::text::{of, say};
 
 /// The part of a resource's name that stands for the number of the rail.
 const RAIL: &str = "{rail}";
-/// How often the kubelet's socket and the own one are looked at, if no change is seen. A kubelet that starts removes all, and
-/// makes its own anew.
+/// How often the kubelet's socket and the own one are looked at, if no change is seen. A kubelet
+/// that starts removes all, and makes its own anew.
 const LOOK: Duration = Duration::from_secs(1);
 /// The time after which a first failure is tried again.
 const SOON: Duration = Duration::from_millis(50);
@@ -36,18 +38,22 @@ pub fn resource(text: &str) -> Result<String, String> {
     let is_part = |part: &str| {
         let ends = [part.chars().next(), part.chars().next_back()];
         part.len() <= 63
-            && ends.into_iter().all(|end| end.is_some_and(|end| end.is_ascii_alphanumeric()))
-            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+            && ends
+                .into_iter()
+                .all(|end| end.is_some_and(|end| end.is_ascii_alphanumeric()))
+            && part
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
     };
     match text.replace(RAIL, "0").split_once('/') {
         _ if text.is_empty() => Ok(String::new()),
         Some((domain, name)) if domain.contains('.') && is_part(domain) && is_part(name) => {
             Ok(text.to_owned())
         }
-        _ => {
-            Err("must be like nvidia.com/rails, or nvidia.com/rail-{rail} for one resource per rail"
-                .to_owned())
-        }
+        _ => Err(
+            "must be like nvidia.com/rails, or nvidia.com/rail-{rail} for one resource per rail"
+                .to_owned(),
+        ),
     }
 }
 
@@ -80,8 +86,11 @@ impl Resources {
 
     /// Offers these devices. A resource that has none any more stays, so that the kubelet knows it.
     pub fn offer(&mut self, listing: Listing) -> Result<()> {
-        let mut wanted: BTreeMap<String, Devices> =
-            self.offered.keys().map(|resource| (resource.clone(), Devices::default())).collect();
+        let mut wanted: BTreeMap<String, Devices> = self
+            .offered
+            .keys()
+            .map(|resource| (resource.clone(), Devices::default()))
+            .collect();
         for one in &listing.devices {
             let device = self.device(one, Instant::now());
             let resource = self.pattern.replace(RAIL, &one.rail.to_string());
@@ -99,8 +108,13 @@ impl Resources {
                     let (sender, receiver) = watch::channel(devices);
                     let railctl = self.railctl.clone();
                     let (host, listing) = (Host::open()?, self.listing.subscribe());
-                    let plugin =
-                        Plugin { host, railctl, resource: resource.clone(), listing, devices: receiver };
+                    let plugin = Plugin {
+                        host,
+                        railctl,
+                        resource: resource.clone(),
+                        listing,
+                        devices: receiver,
+                    };
                     tokio::spawn(Arc::new(plugin).keep_offering());
                     self.offered.insert(resource, sender);
                 }
@@ -118,11 +132,23 @@ impl Resources {
             _ => false,
         };
         let steady = self.links.entry(one.pf.clone()).or_default();
-        let is_there = steady.look(is_there, now, self.patience).unwrap_or(is_there);
+        let is_there = steady
+            .look(is_there, now, self.patience)
+            .unwrap_or(is_there);
         let is_healthy = is_there && one.state != "refused";
-        let health = if is_healthy { kubelet::HEALTHY } else { kubelet::UNHEALTHY };
-        let topology = one.numa_node.map(|id| Topology { nodes: vec![NumaNode { id: id.into() }] });
-        Device { id: one.device.clone(), health: health.to_owned(), topology }
+        let health = if is_healthy {
+            kubelet::HEALTHY
+        } else {
+            kubelet::UNHEALTHY
+        };
+        let topology = one.numa_node.map(|id| Topology {
+            nodes: vec![NumaNode { id: id.into() }],
+        });
+        Device {
+            id: one.device.clone(),
+            health: health.to_owned(),
+            topology,
+        }
     }
 }
 
@@ -144,7 +170,10 @@ impl Plugin {
             // A kubelet makes its socket shortly before it listens.
             let pause = if told.is_none() { SOON } else { LOOK };
             if let Some(text) = error.as_ref().filter(|_| error != told) {
-                say("warn", &format!("the resource {} is not offered: {text}", self.resource));
+                say(
+                    "warn",
+                    &format!("the resource {} is not offered: {text}", self.resource),
+                );
             }
             told = error;
             if told.is_some() {
@@ -166,16 +195,22 @@ impl Plugin {
         };
         let socket = format!("rail-agent_{}.sock", self.resource.replace('/', "_"));
         dir.remove(&socket)?;
-        let listener = UnixListener::bind(dir.at(&socket))
-            .with_context(|| format!("cannot make the socket {} on the host", dir.shown(&socket)))?;
+        let listener = UnixListener::bind(dir.at(&socket)).with_context(|| {
+            format!("cannot make the socket {} on the host", dir.shown(&socket))
+        })?;
         dir.restrict(&socket, 0o600)?;
         // The kubelet asks for the devices before it answers.
         let mut tasks = JoinSet::new();
         tasks.spawn(self.clone().accept(listener));
         let path = dir.at(kubelet::KUBELET);
         let registered = kubelet::register(&path, &socket, &self.resource);
-        tokio::time::timeout(PATIENCE, registered).await.context("the kubelet did not answer")??;
-        say("info", &format!("the kubelet has the resource {}", self.resource));
+        tokio::time::timeout(PATIENCE, registered)
+            .await
+            .context("the kubelet did not answer")??;
+        say(
+            "info",
+            &format!("the kubelet has the resource {}", self.resource),
+        );
         while dir.is_linked() && dir.at(&socket).exists() && self::began(&dir) == Some(began) {
             changes.wait().await;
         }
@@ -192,7 +227,9 @@ impl Plugin {
             };
             while open.try_join_next().is_some() {}
             let plugin = self.clone();
-            open.spawn(kubelet::serve(stream, move |asked| plugin.clone().answer(asked)));
+            open.spawn(kubelet::serve(stream, move |asked| {
+                plugin.clone().answer(asked)
+            }));
         }
     }
 
@@ -201,15 +238,25 @@ impl Plugin {
             Asked::Watch => Answer::Devices(self.devices.clone()),
             Asked::Prefer(choices) => {
                 let listing = self.listing.borrow().clone();
-                Answer::Preferred(choices.iter().map(|choice| preferred(&listing, choice)).collect())
+                Answer::Preferred(
+                    choices
+                        .iter()
+                        .map(|choice| preferred(&listing, choice))
+                        .collect(),
+                )
             }
             Asked::Allocate(containers) => {
                 let listing = self.look_again().await;
-                let given = containers.iter().map(|ids| give(&listing, &self.resource, ids));
+                let given = containers
+                    .iter()
+                    .map(|ids| give(&listing, &self.resource, ids));
                 match given.collect() {
                     Ok(given) => Answer::Given(given),
                     Err(why) => {
-                        say("warn", &format!("the kubelet is refused devices of {}: {why}", self.resource));
+                        say(
+                            "warn",
+                            &format!("the kubelet is refused devices of {}: {why}", self.resource),
+                        );
                         Answer::Refused(why)
                     }
                 }
@@ -217,9 +264,14 @@ impl Plugin {
         }
     }
 
-    /// The files of a device are those of this moment: that of a pod which has just ended came back with it.
+    /// The files of a device are those of this moment: that of a pod which has just ended came back
+    /// with it.
     async fn look_again(&self) -> Arc<Listing> {
-        match self.host.run(&self.railctl, &["devices", "--output", "json"], b"").await {
+        match self
+            .host
+            .run(&self.railctl, &["devices", "--output", "json"], b"")
+            .await
+        {
             Ok(said) => serde_json::from_str(&said.stdout).map(Arc::new).ok(),
             Err(_) => None,
         }
@@ -227,17 +279,20 @@ impl Plugin {
     }
 }
 
-/// What happens in the kubelet's folder: a pod that starts with a new kubelet fails for good if its devices come too late.
-/// Tokio has no type for inotify, and a file that is read like a pipe is one to it.
+/// What happens in the kubelet's folder: a pod that starts with a new kubelet fails for good if its
+/// devices come too late. Tokio has no type for inotify, and a file that is read like a pipe is one
+/// to it.
 struct Changes(Option<pipe::Receiver>);
 
 impl Changes {
     /// A node may have no watch left.
     fn of(dir: &HostDir) -> Changes {
         let watch = || -> Result<pipe::Receiver> {
-            let inotify = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC)?;
-            let changes =
-                inotify::WatchFlags::CREATE | inotify::WatchFlags::DELETE | inotify::WatchFlags::MOVED_TO;
+            let inotify =
+                inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC)?;
+            let changes = inotify::WatchFlags::CREATE
+                | inotify::WatchFlags::DELETE
+                | inotify::WatchFlags::MOVED_TO;
             inotify::add_watch(&inotify, dir.at("."), changes)?;
             Ok(pipe::Receiver::from_owned_fd_unchecked(inotify)?)
         };
@@ -247,9 +302,14 @@ impl Changes {
     /// Waits for the next change, or for a while.
     async fn wait(&self) {
         let change = async {
-            let Some(inotify) = &self.0 else { return std::future::pending().await };
+            let Some(inotify) = &self.0 else {
+                return std::future::pending().await;
+            };
             if inotify.readable().await.is_ok() {
-                while inotify.try_read(&mut [0; 4096]).is_ok_and(|count| count > 0) {}
+                while inotify
+                    .try_read(&mut [0; 4096])
+                    .is_ok_and(|count| count > 0)
+                {}
             }
         };
         let _ = tokio::time::timeout(LOOK, change).await;
@@ -269,7 +329,9 @@ fn preferred(listing: &Listing, choice: &Choice) -> Vec<String> {
     let must: Vec<&Listed> = choice.must_include.iter().filter_map(find).collect();
     let free: Vec<&Listed> = choice.available.iter().filter_map(find).collect();
     let nodes: BTreeSet<Option<u32>> = free.iter().map(|one| one.numa_node).collect();
-    let sets = nodes.into_iter().map(|first| fill(must.clone(), &free, size, first));
+    let sets = nodes
+        .into_iter()
+        .map(|first| fill(must.clone(), &free, size, first));
     let rank = |set: &Vec<&Listed>| {
         let rails: BTreeSet<u8> = set.iter().map(|one| one.rail).collect();
         let nodes: BTreeSet<Option<u32>> = set.iter().map(|one| one.numa_node).collect();
@@ -294,10 +356,13 @@ fn fill<'a>(
             };
             let of_rail = count(|taken, one| taken.rail == one.rail);
             let of_pf = count(|taken, one| taken.pf == one.pf);
-            let is_near = one.numa_node == first || count(|taken, one| taken.numa_node == one.numa_node) > 0;
+            let is_near =
+                one.numa_node == first || count(|taken, one| taken.numa_node == one.numa_node) > 0;
             (of_rail, of_pf, !is_near, one.rail, one.device.clone())
         };
-        let Some(next) = free.iter().filter(is_left).min_by_key(rank) else { break };
+        let Some(next) = free.iter().filter(is_left).min_by_key(rank) else {
+            break;
+        };
         set.push(next);
     }
     set
@@ -308,7 +373,8 @@ fn give(listing: &Listing, resource: &str, ids: &[String]) -> Result<Given, Stri
     let mut files = BTreeSet::new();
     for id in ids {
         let found = listing.devices.iter().find(|one| one.device == *id);
-        let found = found.ok_or_else(|| format!("this node hands out no device {id}: `railctl devices`"))?;
+        let found = found
+            .ok_or_else(|| format!("this node hands out no device {id}: `railctl devices`"))?;
         files.extend(&found.files);
     }
     let file = |path: &String| DeviceFile {
@@ -358,9 +424,14 @@ mod tests {
             is_vf: true,
             state: "free".to_owned(),
             link: "up".to_owned(),
-            files: vec![format!("/dev/infiniband/{device}"), "/dev/infiniband/rdma_cm".to_owned()],
+            files: vec![
+                format!("/dev/infiniband/{device}"),
+                "/dev/infiniband/rdma_cm".to_owned(),
+            ],
         };
-        Listing { devices: all.iter().map(one).collect() }
+        Listing {
+            devices: all.iter().map(one).collect(),
+        }
     }
 
     #[test]
@@ -375,9 +446,20 @@ mod tests {
             ("3a", 3, 1),
         ]);
         let of = |available: &str, must: &str, size| {
-            let split = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-            preferred(&all, &Choice { available: split(available), must_include: split(must), size })
-                .join(" ")
+            let split = |text: &str| {
+                text.split_whitespace()
+                    .map(str::to_owned)
+                    .collect::<Vec<_>>()
+            };
+            preferred(
+                &all,
+                &Choice {
+                    available: split(available),
+                    must_include: split(must),
+                    size,
+                },
+            )
+            .join(" ")
         };
         assert_eq!(of("0a 0b 1a 1b 2a 2b 3a", "", 4), "0a 1a 2a 3a");
         assert_eq!(of("0a 0b 1a 1b 2a 2b 3a", "", 5), "0a 1a 2a 3a 0b");
@@ -394,13 +476,28 @@ mod tests {
     #[test]
     fn a_container_is_told_its_devices_and_gets_their_files_once() {
         let all = listing(&[("0000:1a:00.2", 0, 0), ("0000:3c:00.2", 1, 0)]);
-        let ids = all.devices.iter().map(|one| one.device.clone()).collect::<Vec<_>>();
+        let ids = all
+            .devices
+            .iter()
+            .map(|one| one.device.clone())
+            .collect::<Vec<_>>();
         let given = give(&all, "nvidia.com/rail-0", &ids).unwrap();
-        assert_eq!(given.variables["PCIDEVICE_NVIDIA_COM_RAIL_0"], "0000:1a:00.2,0000:3c:00.2");
-        let files: Vec<_> = given.files.iter().map(|file| file.on_host.as_str()).collect();
+        assert_eq!(
+            given.variables["PCIDEVICE_NVIDIA_COM_RAIL_0"],
+            "0000:1a:00.2,0000:3c:00.2"
+        );
+        let files: Vec<_> = given
+            .files
+            .iter()
+            .map(|file| file.on_host.as_str())
+            .collect();
         assert_eq!(
             files,
-            ["/dev/infiniband/0000:1a:00.2", "/dev/infiniband/0000:3c:00.2", "/dev/infiniband/rdma_cm"]
+            [
+                "/dev/infiniband/0000:1a:00.2",
+                "/dev/infiniband/0000:3c:00.2",
+                "/dev/infiniband/rdma_cm"
+            ]
         );
         assert!(give(&all, "nvidia.com/rail-0", &["0000:ff:00.0".to_owned()]).is_err());
     }
@@ -427,7 +524,11 @@ mod tests {
             ("free", "down", false, true),
             ("free", "missing", true, false),
         ] {
-            assert_eq!(of(state, link, is_vf, 0), expected, "{state} {link} {is_vf}");
+            assert_eq!(
+                of(state, link, is_vf, 0),
+                expected,
+                "{state} {link} {is_vf}"
+            );
         }
         // A link that flaps is there until it stays away.
         let looks = [
@@ -438,7 +539,10 @@ mod tests {
             ("no-carrier", 80),
             ("no-carrier", 90),
         ];
-        let told: Vec<_> = looks.iter().map(|(link, second)| of("free", link, true, *second)).collect();
+        let told: Vec<_> = looks
+            .iter()
+            .map(|(link, second)| of("free", link, true, *second))
+            .collect();
         assert_eq!(told, [true, true, true, true, true, false]);
     }
 
@@ -447,9 +551,14 @@ mod tests {
         for good in ["", "nvidia.com/rails", "example.com/rail-{rail}"] {
             assert_eq!(resource(good).as_deref(), Ok(good));
         }
-        for bad in
-            ["rails", "nvidia/rails", "nvidia.com/", "nvidia.com/a/b", "nvidia.com/{tier}", "nvidia.com/-a"]
-        {
+        for bad in [
+            "rails",
+            "nvidia/rails",
+            "nvidia.com/",
+            "nvidia.com/a/b",
+            "nvidia.com/{tier}",
+            "nvidia.com/-a",
+        ] {
             assert!(resource(bad).is_err(), "{bad}");
         }
     }

@@ -1,8 +1,9 @@
-//! The profile provider of DRANET: a web server at a Unix socket, which DRANET asks for the addresses of a device before the
-//! pod has a sandbox.
+//! The profile provider of DRANET: a web server at a Unix socket, which DRANET asks for the
+//! addresses of a device before the pod has a sandbox.
 //!
-//! The agent only translates: `railctl lease` and `railctl release` decide, in the host's namespaces. What a request
-//! says comes in part from a tenant, so nothing of it becomes a path, or an argument that could be an option.
+//! The agent only translates: `railctl lease` and `railctl release` decide, in the host's
+//! namespaces. What a request says comes in part from a tenant, so nothing of it becomes a path, or
+//! an argument that could be an option.
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -54,13 +55,24 @@ pub struct Provider {
 
 /// Serves at the socket for as long as the agent runs.
 pub fn serve(host: Host, run_dir: PathBuf, plugins_dir: &Path) -> Result<()> {
-    let provider = Arc::new(Provider { host, railctl: plugins_dir.join(RAILCTL) });
+    let provider = Arc::new(Provider {
+        host,
+        railctl: plugins_dir.join(RAILCTL),
+    });
     let mut socket = Socket::bind(&provider.host, &run_dir)?;
-    say("info", &format!("DRANET finds its profile provider at {}", socket.dir.shown(SOCKET)));
+    say(
+        "info",
+        &format!(
+            "DRANET finds its profile provider at {}",
+            socket.dir.shown(SOCKET)
+        ),
+    );
     let places = Arc::new(Semaphore::new(REQUESTS));
     tokio::spawn(async move {
         loop {
-            let Ok(place) = places.clone().acquire_owned().await else { return };
+            let Ok(place) = places.clone().acquire_owned().await else {
+                return;
+            };
             match tokio::time::timeout(LOOK, socket.listener.accept()).await {
                 Ok(Ok((stream, _))) => {
                     let provider = provider.clone();
@@ -112,8 +124,8 @@ fn is_address(text: &str) -> bool {
     address.parse::<std::net::IpAddr>().is_ok() && length.parse::<u8>().is_ok()
 }
 
-/// Kept by who gives an address, and alone by who releases that of a claim that has ended: the claim may be reserved for
-/// a new pod meanwhile.
+/// Kept by who gives an address, and alone by who releases that of a claim that has ended: the
+/// claim may be reserved for a new pod meanwhile.
 pub static GIVING: tokio::sync::RwLock<()> = tokio::sync::RwLock::const_new(());
 
 /// A request that is refused: the status by which DRANET knows why, and what to tell.
@@ -136,7 +148,13 @@ impl Provider {
                     Ok(body) => (StatusCode::OK, body.to_string()),
                     Err((status, why)) => {
                         let why = clean(&why);
-                        say("warn", &format!("a request of DRANET is refused ({}): {why}", status.as_u16()));
+                        say(
+                            "warn",
+                            &format!(
+                                "a request of DRANET is refused ({}): {why}",
+                                status.as_u16()
+                            ),
+                        );
                         (status, json!({"error": why}).to_string())
                     }
                 };
@@ -148,8 +166,14 @@ impl Provider {
             }
         });
         let mut http = http1::Builder::new();
-        http.keep_alive(false).timer(TokioTimer::new()).header_read_timeout(LONGEST);
-        let _ = tokio::time::timeout(LONGEST, http.serve_connection(TokioIo::new(stream), service)).await;
+        http.keep_alive(false)
+            .timer(TokioTimer::new())
+            .header_read_timeout(LONGEST);
+        let _ = tokio::time::timeout(
+            LONGEST,
+            http.serve_connection(TokioIo::new(stream), service),
+        )
+        .await;
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Result<Value, Refusal> {
@@ -162,7 +186,10 @@ impl Provider {
             ("/ReleaseProfileConfig", true) => self.take_back(&read(request).await?).await,
             _ => {
                 let known = "use GET /health, POST /GetProfileConfig or POST /ReleaseProfileConfig";
-                Err((StatusCode::NOT_FOUND, format!("{} {path}: {known}", request.method())))
+                Err((
+                    StatusCode::NOT_FOUND,
+                    format!("{} {path}: {known}", request.method()),
+                ))
             }
         }
     }
@@ -171,7 +198,12 @@ impl Provider {
         let claim = asked.claim()?;
         let config = asked.config.as_ref();
         let profile = config.map_or("", |config| config.profile.as_str());
-        let Some(function) = asked.device.pci_address.as_deref().filter(|id| !id.is_empty()) else {
+        let Some(function) = asked
+            .device
+            .pci_address
+            .as_deref()
+            .filter(|id| !id.is_empty())
+        else {
             return Err(malformed(format!(
                 "device {}: it has no PCI address, which determines its rail",
                 asked.device.name
@@ -185,25 +217,37 @@ impl Provider {
         ];
         if profile != RAIL {
             if !profile.split(',').all(rail_cni::pool::is_name) {
-                let text = format!("there is no profile {profile:?}: it is {RAIL:?}, or the name of a pool");
+                let text = format!(
+                    "there is no profile {profile:?}: it is {RAIL:?}, or the name of a pool"
+                );
                 return Err((StatusCode::NOT_FOUND, text));
             }
             arguments.push(format!("--pool={profile}"));
         }
-        for address in config.map(Config::requested).transpose()?.unwrap_or_default() {
+        for address in config
+            .map(Config::requested)
+            .transpose()?
+            .unwrap_or_default()
+        {
             if !is_address(address) {
                 return Err(malformed(format!("{address:?} is not an address")));
             }
             arguments.push(format!("--ip={address}"));
         }
-        arguments.extend(asked.names().map(|(option, name)| format!("--{option}={name}")));
+        arguments.extend(
+            asked
+                .names()
+                .map(|(option, name)| format!("--{option}={name}")),
+        );
         let _giving = GIVING.read().await;
         let said = self.railctl(&arguments).await?;
         if said.is_success {
             let leased = serde_json::from_str(&said.stdout).unwrap_or_default();
             return network_config(&leased, config.is_some_and(Config::has_vrf)).map_err(failed);
         }
-        let Refused { reason, message, .. } = Refused::of(&said);
+        let Refused {
+            reason, message, ..
+        } = Refused::of(&said);
         Err(match reason.as_str() {
             "held" => (StatusCode::CONFLICT, message),
             "invalid" => malformed(message),
@@ -216,18 +260,33 @@ impl Provider {
     async fn take_back(&self, asked: &Asked) -> Result<Value, Refusal> {
         let arguments = release(asked.claim()?, &asked.device.name);
         let said = self.railctl(&arguments).await?;
-        if said.is_success { Ok(json!({})) } else { Err(failed(said.stderr.trim())) }
+        if said.is_success {
+            Ok(json!({}))
+        } else {
+            Err(failed(said.stderr.trim()))
+        }
     }
 
     async fn railctl(&self, arguments: &[String]) -> Result<Said, Refusal> {
-        let arguments: Vec<_> = arguments.iter().map(String::as_str).chain(["--output", "json"]).collect();
-        self.host.run(&self.railctl, &arguments, b"").await.map_err(|error| failed(of(&error)))
+        let arguments: Vec<_> = arguments
+            .iter()
+            .map(String::as_str)
+            .chain(["--output", "json"])
+            .collect();
+        self.host
+            .run(&self.railctl, &arguments, b"")
+            .await
+            .map_err(|error| failed(of(&error)))
     }
 }
 
 /// The arguments of railctl that release what a device of a claim has.
 pub fn release(claim: &str, device: &str) -> Vec<String> {
-    vec!["release".to_owned(), format!("--claim={claim}"), format!("--device={device}")]
+    vec![
+        "release".to_owned(),
+        format!("--claim={claim}"),
+        format!("--device={device}"),
+    ]
 }
 
 async fn read(request: Request<Incoming>) -> Result<Asked, Refusal> {
@@ -236,19 +295,23 @@ async fn read(request: Request<Incoming>) -> Result<Asked, Refusal> {
     let asked: Asked = serde_json::from_slice(&body.to_bytes())
         .map_err(|error| malformed(format!("the request is not what DRANET sends: {error}")))?;
     if !is_word(&asked.device.name) {
-        return Err(malformed(format!("{:?} is not the name of a device", asked.device.name)));
+        return Err(malformed(format!(
+            "{:?} is not the name of a device",
+            asked.device.name
+        )));
     }
     Ok(asked)
 }
 
-/// Whether the text is a UID, the name of a device or that of an object. Of the rest of a request, addresses become
-/// arguments, and the PCI address, which railctl judges.
+/// Whether the text is a UID, the name of a device or that of an object. Of the rest of a request,
+/// addresses become arguments, and the PCI address, which railctl judges.
 fn is_word(text: &str) -> bool {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
     !text.is_empty() && text.len() <= 253 && text.chars().all(is_allowed)
 }
 
-/// The body of a request. DRANET sent the UID of the claim alone until 2026, and sends the whole claim since.
+/// The body of a request. DRANET sent the UID of the claim alone until 2026, and sends the whole
+/// claim since.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Asked {
@@ -320,8 +383,12 @@ struct RouteTo {
 impl Asked {
     /// The UID of the claim.
     fn claim(&self) -> Result<&str, Refusal> {
-        let uid = self.claim_uid.as_deref().or_else(|| Some(&self.claim.as_ref()?.metadata.uid));
-        uid.filter(|uid| is_word(uid)).ok_or_else(|| malformed("the request names no resource claim"))
+        let uid = self
+            .claim_uid
+            .as_deref()
+            .or_else(|| Some(&self.claim.as_ref()?.metadata.uid));
+        uid.filter(|uid| is_word(uid))
+            .ok_or_else(|| malformed("the request names no resource claim"))
     }
 
     /// The names of the claim and of its pod, with the options that take them.
@@ -333,21 +400,30 @@ impl Asked {
             [pod] => Some(pod.name.as_str()),
             _ => None,
         });
-        [("name", name), ("pod", pod)].into_iter().filter_map(move |(option, name)| {
-            let name = name.filter(|name| is_word(name) && is_word(namespace))?;
-            Some((option, format!("{namespace}/{name}")))
-        })
+        [("name", name), ("pod", pod)]
+            .into_iter()
+            .filter_map(move |(option, name)| {
+                let name = name.filter(|name| is_word(name) && is_word(namespace))?;
+                Some((option, format!("{namespace}/{name}")))
+            })
     }
 }
 
 impl Config {
-    /// The addresses that the claim requests, each of which the rail must have free. DRANET adds them to those of the
-    /// answer, so an address that is not leased would be one that the leaf has for another node.
+    /// The addresses that the claim requests, each of which the rail must have free. DRANET adds
+    /// them to those of the answer, so an address that is not leased would be one that the leaf has
+    /// for another node.
     fn requested(&self) -> Result<&[String], Refusal> {
-        let refused = |what: &str| Err(malformed(format!("a rail has no {what}: leave it out of the claim")));
+        let refused = |what: &str| {
+            Err(malformed(format!(
+                "a rail has no {what}: leave it out of the claim"
+            )))
+        };
         let is_default = |route: &RouteTo| route.destination.ends_with("/0");
         match self {
-            _ if self.sub_interface.is_some() || self.interface.ipvlan.is_some() => refused("sub-interface"),
+            _ if self.sub_interface.is_some() || self.interface.ipvlan.is_some() => {
+                refused("sub-interface")
+            }
             _ if self.interface.dhcp == Some(true) => refused("DHCP"),
             _ if self.routes.iter().any(is_default) => refused("default route"),
             Config { interface, .. } => Ok(&interface.addresses),
@@ -361,22 +437,34 @@ impl Config {
 
 /// DRANET's NetworkConfig for what railctl leased.
 ///
-/// DRANET keeps one route to each destination of a device, adds it without a metric, and takes it for done if there is one
-/// already. So a route that other rails have, too, is only in the table of this rail, which the rule selects by the
-/// source address. A route that no other rail has is in the main table, for sockets that have no address yet. In a VRF
-/// there are no rules, and DRANET chooses the table.
+/// DRANET keeps one route to each destination of a device, adds it without a metric, and takes it
+/// for done if there is one already. So a route that other rails have, too, is only in the table of
+/// this rail, which the rule selects by the source address. A route that no other rail has is in
+/// the main table, for sockets that have no address yet. In a VRF there are no rules, and DRANET
+/// chooses the table.
 fn network_config(leased: &Value, has_vrf: bool) -> Result<Value, String> {
-    let number = |key: &str| leased[key].as_u64().and_then(|number| u32::try_from(number).ok());
+    let number = |key: &str| {
+        leased[key]
+            .as_u64()
+            .and_then(|number| u32::try_from(number).ok())
+    };
     let rail = number("rail").unwrap_or_default();
     let table = number("table").filter(|_| !has_vrf);
     let (mut addresses, mut routes, mut rules) = (Vec::new(), Vec::new(), Vec::new());
-    for one in leased["addresses"].as_array().ok_or("railctl returned no addresses")? {
-        let net = one["address"].as_str().ok_or("railctl returned no address")?;
+    for one in leased["addresses"]
+        .as_array()
+        .ok_or("railctl returned no addresses")?
+    {
+        let net = one["address"]
+            .as_str()
+            .ok_or("railctl returned no address")?;
         addresses.push(net);
         let (address, length) = net.split_once('/').ok_or("railctl returned no prefix")?;
         let is_ipv4 = |text: &str| !text.contains(':');
         let whole = if is_ipv4(address) { 32 } else { 128 };
-        let Some(gateway) = one["gateway"].as_str() else { continue };
+        let Some(gateway) = one["gateway"].as_str() else {
+            continue;
+        };
         if is_ipv4(gateway) != is_ipv4(address) {
             let pool = &one["pool"];
             return Err(format!(
@@ -423,7 +511,13 @@ mod tests {
             "status": {"reservedFor": [{"resource": "pods", "name": "trainer-0", "uid": "p"}]}}}));
         assert_eq!(new.claim().unwrap(), "u-2");
         let names: Vec<_> = new.names().collect();
-        assert_eq!(names, [("name", "ai/c".to_owned()), ("pod", "ai/trainer-0".to_owned())]);
+        assert_eq!(
+            names,
+            [
+                ("name", "ai/c".to_owned()),
+                ("pod", "ai/trainer-0".to_owned())
+            ]
+        );
     }
 
     #[test]
@@ -440,14 +534,23 @@ mod tests {
     fn what_a_rail_cannot_have_is_refused() {
         for (config, told) in [
             (json!({"interface": {"dhcp": true}}), "DHCP"),
-            (json!({"routes": [{"destination": "0.0.0.0/0"}]}), "default route"),
-            (json!({"routes": [{"destination": "::/0"}]}), "default route"),
+            (
+                json!({"routes": [{"destination": "0.0.0.0/0"}]}),
+                "default route",
+            ),
+            (
+                json!({"routes": [{"destination": "::/0"}]}),
+                "default route",
+            ),
             (json!({"subInterface": {"type": "ipvlan"}}), "sub-interface"),
             (json!({"interface": {"ipvlan": {}}}), "sub-interface"),
         ] {
             let config: Config = serde_json::from_value(config).unwrap();
             let (status, why) = config.requested().unwrap_err();
-            assert!(status == StatusCode::BAD_REQUEST && why.contains(told), "{why}");
+            assert!(
+                status == StatusCode::BAD_REQUEST && why.contains(told),
+                "{why}"
+            );
         }
     }
 
@@ -464,7 +567,10 @@ mod tests {
             "rules": [{"priority": 1003, "source": "172.22.0.0/32", "table": 103}]});
         assert_eq!(network_config(&leased, false).unwrap(), expected);
         let in_vrf = network_config(&leased, true).unwrap();
-        assert_eq!((&in_vrf["routes"][1]["table"], &in_vrf["rules"]), (&Value::Null, &json!([])));
+        assert_eq!(
+            (&in_vrf["routes"][1]["table"], &in_vrf["rules"]),
+            (&Value::Null, &json!([]))
+        );
     }
 
     #[test]
@@ -477,8 +583,17 @@ mod tests {
             )
         };
         let routes = &of("10.1.0.1/32", "10.1.0.0").unwrap()["routes"];
-        assert_eq!(routes[0], json!({"destination": "10.1.0.0/32", "scope": 253}));
-        assert_eq!(of("fd00::1/128", "fe80::1").unwrap()["routes"].as_array().unwrap().len(), 1);
+        assert_eq!(
+            routes[0],
+            json!({"destination": "10.1.0.0/32", "scope": 253})
+        );
+        assert_eq!(
+            of("fd00::1/128", "fe80::1").unwrap()["routes"]
+                .as_array()
+                .unwrap()
+                .len(),
+            1
+        );
         let error = of("10.1.0.1/32", "fe80::1").unwrap_err();
         golden::says("agent", "dranet: a gateway of the other family", &error);
         assert!(error.contains("\"p\""), "{error}");

@@ -1,5 +1,5 @@
-//! What the plugins keep of pods in the run directory, by the names of its files: for when the plugins cannot be asked, and
-//! for when nothing at all may be there.
+//! What the plugins keep of pods in the run directory, by the names of its files: for when the
+//! plugins cannot be asked, and for when nothing at all may be there.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -22,10 +22,17 @@ pub struct Held {
 impl Held {
     /// What is in the run directory of this host.
     pub fn of(host: &Host, run_dir: &Path) -> Result<Held> {
-        let Some(dir) = host.dir(run_dir)? else { return Ok(Held::default()) };
-        // Plugins of the version before called it debts; the first call of a later one gives it its name.
+        let Some(dir) = host.dir(run_dir)? else {
+            return Ok(Held::default());
+        };
+        // Plugins of the version before called it debts; the first call of a later one gives it its
+        // name.
         let pending = [files(&dir, "pending", 0)?, files(&dir, "debts", 0)?].concat();
-        Ok(Held { attachments: files(&dir, "attachments", 0)?, pending, leases: files(&dir, "leases", 2)? })
+        Ok(Held {
+            attachments: files(&dir, "attachments", 0)?,
+            pending,
+            leases: files(&dir, "leases", 2)?,
+        })
     }
 
     /// How much there is of each; `None` if there is nothing.
@@ -44,7 +51,8 @@ impl Held {
     }
 }
 
-/// The files of the plugins in a folder, so many levels down. What is half-written, and a lock, has another ending.
+/// The files of the plugins in a folder, so many levels down. What is half-written, and a lock, has
+/// another ending.
 fn files(dir: &HostDir, folder: &str, depth: usize) -> Result<Vec<String>> {
     let mut names = vec![String::new()];
     for level in 0..=depth {
@@ -53,14 +61,17 @@ fn files(dir: &HostDir, folder: &str, depth: usize) -> Result<Vec<String>> {
             let path = dir.at(folder).join(name);
             let entries = match std::fs::read_dir(&path) {
                 // A file among the folders, or what was removed meanwhile.
-                Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+                {
                     continue;
                 }
-                entries => {
-                    entries.with_context(|| format!("cannot list {} of the host", dir.shown(folder)))?
-                }
+                entries => entries
+                    .with_context(|| format!("cannot list {} of the host", dir.shown(folder)))?,
             };
-            let found = entries.flatten().map(|entry| Path::new(name).join(entry.file_name()));
+            let found = entries
+                .flatten()
+                .map(|entry| Path::new(name).join(entry.file_name()));
             below.extend(found.map(|path| path.to_string_lossy().into_owned()));
         }
         if level == depth {
@@ -95,7 +106,10 @@ mod tests {
         }
         assert_eq!(list("attachments", 0), ["a.json"]);
         assert_eq!(list("leases", 2), ["n/p/10.0.0.0@k.json"]);
-        let held = Held { leases: list("leases", 2), ..Held::default() };
+        let held = Held {
+            leases: list("leases", 2),
+            ..Held::default()
+        };
         golden::says("agent", "uninstall: what is held", held.shown().unwrap());
         assert!(Held::default().shown().is_none());
     }

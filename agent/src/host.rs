@@ -1,8 +1,8 @@
 //! The host, as its first process sees it: its files, and programs that run in its namespaces.
 //!
-//! The agent is in a container. What it sees there (links, mounted namespaces, /run) is not the node's, so it never
-//! judges a node by it: it reads files below /proc/1/root, and asks the installed railctl, which it starts in the
-//! namespaces of process 1.
+//! The agent is in a container. What it sees there (links, mounted namespaces, /run) is not the
+//! node's, so it never judges a node by it: it reads files below /proc/1/root, and asks the
+//! installed railctl, which it starts in the namespaces of process 1.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -25,7 +25,8 @@ use crate::text::say;
 
 /// The hidden subcommand that [`Host::run`] starts.
 pub const IN_HOST: &str = "in-host";
-/// The longest time of a program. They end themselves earlier, except for a plan of a very large fabric.
+/// The longest time of a program. They end themselves earlier, except for a plan of a very large
+/// fabric.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// The most that is read of what a program prints.
 const LARGEST: usize = 32 << 20;
@@ -48,16 +49,19 @@ pub struct Said {
 }
 
 impl Host {
-    /// Opens the root directory of the host. Fails in a container that does not see the host's first process.
+    /// Opens the root directory of the host. Fails in a container that does not see the host's
+    /// first process.
     pub fn open() -> Result<Host> {
-        let needed =
-            "the pod needs hostPID: true and a privileged container, or run this on the host itself as root";
+        let needed = "the pod needs hostPID: true and a privileged container, or run this on the host itself as root";
         let namespace = |process: &str| -> Result<u64> {
             let path = format!("/proc/{process}/ns/mnt");
             let found = Path::new(&path).metadata();
-            Ok(found.with_context(|| format!("cannot inspect {path}: {needed}"))?.ino())
+            Ok(found
+                .with_context(|| format!("cannot inspect {path}: {needed}"))?
+                .ino())
         };
-        let is_in_container_of_its_own = namespace("1")? == namespace("self")? && !is_initial_pid_namespace();
+        let is_in_container_of_its_own =
+            namespace("1")? == namespace("self")? && !is_initial_pid_namespace();
         if is_in_container_of_its_own {
             bail!(
                 "process 1 is this container's and not the host's, so this node cannot be judged from here: {needed}"
@@ -75,42 +79,67 @@ impl Host {
     /// Opens a directory of the host, if it exists. Symbolic links are followed as on the host.
     pub fn dir(&self, path: &Path) -> Result<Option<HostDir>> {
         match self.resolve(path, OFlags::RDONLY | OFlags::DIRECTORY) {
-            Ok(fd) => Ok(Some(HostDir { fd, path: path.to_owned() })),
+            Ok(fd) => Ok(Some(HostDir {
+                fd,
+                path: path.to_owned(),
+            })),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).with_context(|| format!("cannot open {} of the host", path.display())),
+            Err(error) => {
+                Err(error).with_context(|| format!("cannot open {} of the host", path.display()))
+            }
         }
     }
 
     /// Opens a directory of the host, and makes it with its parents where it is missing.
     pub fn make_dir(&self, path: &Path, mode: u32) -> Result<HostDir> {
-        let missing: Vec<&Path> =
-            path.ancestors().take_while(|path| matches!(self.dir(path), Ok(None))).collect();
+        let missing: Vec<&Path> = path
+            .ancestors()
+            .take_while(|path| matches!(self.dir(path), Ok(None)))
+            .collect();
         for new in missing.into_iter().rev() {
-            let (Some(parent), Some(name)) = (new.parent(), new.file_name()) else { continue };
-            let Some(parent) = self.dir(parent)? else { continue };
+            let (Some(parent), Some(name)) = (new.parent(), new.file_name()) else {
+                continue;
+            };
+            let Some(parent) = self.dir(parent)? else {
+                continue;
+            };
             match rustix::fs::mkdirat(&parent.fd, name, Mode::from_raw_mode(mode)) {
                 Ok(()) | Err(rustix::io::Errno::EXIST) => (),
                 Err(error) => {
-                    return Err(error).with_context(|| format!("cannot make {} on the host", new.display()));
+                    return Err(error)
+                        .with_context(|| format!("cannot make {} on the host", new.display()));
                 }
             }
         }
-        self.dir(path)?.with_context(|| format!("{} of the host was removed", path.display()))
+        self.dir(path)?
+            .with_context(|| format!("{} of the host was removed", path.display()))
     }
 
     fn resolve(&self, path: &Path, flags: OFlags) -> std::io::Result<OwnedFd> {
         let flags = flags | OFlags::CLOEXEC;
-        Ok(rustix::fs::openat2(&self.root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT)?)
+        Ok(rustix::fs::openat2(
+            &self.root,
+            path,
+            flags,
+            Mode::empty(),
+            ResolveFlags::IN_ROOT,
+        )?)
     }
 
     /// The content of a file of the host, if it exists.
     pub fn read(&self, path: &Path) -> Result<Option<String>> {
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
-        let Some(dir) = self.dir(parent)? else { return Ok(None) };
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Ok(None);
+        };
+        let Some(dir) = self.dir(parent)? else {
+            return Ok(None);
+        };
         match std::fs::read_to_string(dir.at(name)) {
             Ok(text) => Ok(Some(text)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).with_context(|| format!("cannot read {} of the host", path.display())),
+            Err(error) => {
+                Err(error).with_context(|| format!("cannot read {} of the host", path.display()))
+            }
         }
     }
 
@@ -129,10 +158,12 @@ impl Host {
         }
     }
 
-    /// What a program says of its version. Fails if this node cannot execute it, or if it is not the one of that name.
+    /// What a program says of its version. Fails if this node cannot execute it, or if it is not
+    /// the one of that name.
     pub async fn try_out(&self, name: &str, program: &Path) -> Result<String> {
         let said = self.run(program, &["--version"], b"").await?;
-        // A file that is for another machine, or empty, is executed by a shell, and that may succeed.
+        // A file that is for another machine, or empty, is executed by a shell, and that may
+        // succeed.
         if !said.is_success || !said.stdout.starts_with(name) {
             bail!(
                 "`{} --version` did not print {name} and its version: {}",
@@ -155,7 +186,10 @@ async fn said(
     input: &[u8],
     patience: Duration,
 ) -> std::io::Result<Option<Said>> {
-    let pipes = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let pipes = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = pipes.kill_on_drop(true).spawn()?;
     let stdin = child.stdin.take();
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
@@ -166,9 +200,18 @@ async fn said(
             let _ = stdin.write_all(input).await;
         }
     };
-    let end =
-        async { tokio::join!(write, read_all(out, &mut stdout), read_all(err, &mut stderr), child.wait()).3 };
-    let Ok(status) = tokio::time::timeout(patience, end).await else { return Ok(None) };
+    let end = async {
+        tokio::join!(
+            write,
+            read_all(out, &mut stdout),
+            read_all(err, &mut stderr),
+            child.wait()
+        )
+        .3
+    };
+    let Ok(status) = tokio::time::timeout(patience, end).await else {
+        return Ok(None);
+    };
     Ok(Some(Said {
         is_success: status?.success(),
         stdout: String::from_utf8_lossy(&stdout).into_owned(),
@@ -191,10 +234,12 @@ fn is_initial_pid_namespace() -> bool {
     rail_cni::netns::is_init_the_hosts()
 }
 
-/// The hidden subcommand: becomes the program in the namespaces of process 1. This process has one thread, as
-/// setns(2) requires.
+/// The hidden subcommand: becomes the program in the namespaces of process 1. This process has one
+/// thread, as setns(2) requires.
 pub fn enter_and_become(command: &[OsString]) -> ExitCode {
-    let Some((program, arguments)) = command.split_first() else { return ExitCode::from(2) };
+    let Some((program, arguments)) = command.split_first() else {
+        return ExitCode::from(2);
+    };
     let enter = || -> rustix::io::Result<()> {
         let first = rustix::process::pidfd_open(Pid::INIT, PidfdFlags::empty())?;
         let all = ThreadNameSpaceType::MOUNT
@@ -205,17 +250,29 @@ pub fn enter_and_become(command: &[OsString]) -> ExitCode {
     };
     if let Err(error) = enter() {
         let what = "cannot enter the namespaces of process 1";
-        say("error", &format!("{what}: {error}: the pod needs hostPID: true and a privileged container"));
+        say(
+            "error",
+            &format!("{what}: {error}: the pod needs hostPID: true and a privileged container"),
+        );
         return ExitCode::FAILURE;
     }
     // Nothing of the pod's environment is the host's business.
     let error = Command::new(program)
         .args(arguments)
         .env_clear()
-        .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+        .env(
+            "PATH",
+            "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        )
         .current_dir("/")
         .exec();
-    say("error", &format!("cannot run {} on the host: {error}", Path::new(program).display()));
+    say(
+        "error",
+        &format!(
+            "cannot run {} on the host: {error}",
+            Path::new(program).display()
+        ),
+    );
     ExitCode::FAILURE
 }
 
@@ -230,7 +287,10 @@ impl HostDir {
     /// A directory of this machine.
     #[cfg(test)]
     pub fn here(path: &Path) -> HostDir {
-        HostDir { fd: File::open(path).unwrap().into(), path: path.to_owned() }
+        HostDir {
+            fd: File::open(path).unwrap().into(),
+            path: path.to_owned(),
+        }
     }
 
     /// Whether both are one directory.
@@ -241,7 +301,9 @@ impl HostDir {
 
     /// A path by which this process reaches an entry of the directory.
     pub fn at(&self, name: impl AsRef<Path>) -> PathBuf {
-        Path::new("/proc/self/fd").join(self.fd.as_raw_fd().to_string()).join(name)
+        Path::new("/proc/self/fd")
+            .join(self.fd.as_raw_fd().to_string())
+            .join(name)
     }
 
     /// The path of an entry on the host, for messages.
@@ -249,8 +311,8 @@ impl HostDir {
         self.path.join(name).display().to_string()
     }
 
-    /// Waits for the lock of the directory, which ends with the returned file. Whoever can open the directory can take it, so
-    /// its mode must be 0700.
+    /// Waits for the lock of the directory, which ends with the returned file. Whoever can open the
+    /// directory can take it, so its mode must be 0700.
     pub fn lock(&self, patience: Duration) -> Result<File> {
         let path = self.path.display();
         let file = File::open(self.at(".")).with_context(|| format!("cannot open {path}"))?;
@@ -293,16 +355,17 @@ impl HostDir {
         match std::fs::remove_file(self.at(name)) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-            Err(error) => {
-                Err(error).with_context(|| format!("cannot remove {} of the host", self.shown(name)))
-            }
+            Err(error) => Err(error)
+                .with_context(|| format!("cannot remove {} of the host", self.shown(name))),
         }
     }
 
-    /// Replaces a file in one step, so that a reader has the old content or the new. What was there before is kept
-    /// as `NAME.previous`.
+    /// Replaces a file in one step, so that a reader has the old content or the new. What was there
+    /// before is kept as `NAME.previous`.
     pub fn replace(&self, name: &str, content: &[u8]) -> Result<()> {
-        self.put(name, content, 0o644, || self.keep_previous(name, self, &format!("{name}.previous")))
+        self.put(name, content, 0o644, || {
+            self.keep_previous(name, self, &format!("{name}.previous"))
+        })
     }
 
     /// The same, and nothing of before is kept.
@@ -320,7 +383,10 @@ impl HostDir {
         let temporary = format!(".{name}.new");
         let replace = || -> std::io::Result<()> {
             let _ = std::fs::remove_file(self.at(&temporary));
-            let mut file = File::options().write(true).create_new(true).open(self.at(&temporary))?;
+            let mut file = File::options()
+                .write(true)
+                .create_new(true)
+                .open(self.at(&temporary))?;
             rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
             file.write_all(content)?;
             file.sync_all()?;
@@ -329,13 +395,14 @@ impl HostDir {
         };
         if let Err(error) = replace() {
             let _ = std::fs::remove_file(self.at(&temporary));
-            return Err(error).with_context(|| format!("cannot write {} of the host", self.shown(name)));
+            return Err(error)
+                .with_context(|| format!("cannot write {} of the host", self.shown(name)));
         }
         self.sync()
     }
 
-    /// Gives the present file a second name in a directory of the same file system, under which it stays when it is
-    /// replaced.
+    /// Gives the present file a second name in a directory of the same file system, under which it
+    /// stays when it is replaced.
     pub fn keep_previous(&self, name: &str, kept: &HostDir, previous: &str) -> std::io::Result<()> {
         let temporary = kept.at(format!(".{name}.kept"));
         let _ = std::fs::remove_file(&temporary);
@@ -356,11 +423,15 @@ mod tests {
         let run = |script: &str, patience| {
             let mut command = tokio::process::Command::new("sh");
             command.args(["-c", script]);
-            api::runtime().unwrap().block_on(said(command, b"in", patience)).unwrap()
+            api::runtime()
+                .unwrap()
+                .block_on(said(command, b"in", patience))
+                .unwrap()
         };
         assert!(run("exec sleep 1000.0625", Duration::from_secs(1)).is_none());
         let is_it = |process: std::fs::DirEntry| {
-            std::fs::read(process.path().join("cmdline")).is_ok_and(|line| line == b"sleep\x001000.0625\0")
+            std::fs::read(process.path().join("cmdline"))
+                .is_ok_and(|line| line == b"sleep\x001000.0625\0")
         };
         let begun = Instant::now();
         while std::fs::read_dir("/proc").unwrap().flatten().any(is_it) {
@@ -368,7 +439,10 @@ mod tests {
             std::thread::sleep(Duration::from_millis(10));
         }
         let said = run("cat; echo err >&2; exit 3", Duration::from_secs(100)).unwrap();
-        assert_eq!((said.is_success, said.stdout.as_str(), said.stderr.as_str()), (false, "in", "err\n"));
+        assert_eq!(
+            (said.is_success, said.stdout.as_str(), said.stderr.as_str()),
+            (false, "in", "err\n")
+        );
     }
 
     #[test]
@@ -377,9 +451,13 @@ mod tests {
         let (one, other) = (HostDir::here(temp.path()), HostDir::here(temp.path()));
         let lock = one.lock(Duration::ZERO).unwrap();
         let told = other.lock(Duration::ZERO).unwrap_err().to_string();
-        assert!(told.contains(&temp.path().display().to_string()) && told.contains("`lslocks`"), "{told}");
+        assert!(
+            told.contains(&temp.path().display().to_string()) && told.contains("`lslocks`"),
+            "{told}"
+        );
         drop(lock);
-        // A process that a neighbouring test is starting has the file of the lock until its program begins.
+        // A process that a neighbouring test is starting has the file of the lock until its program
+        // begins.
         other.lock(Duration::from_secs(100)).unwrap();
     }
 }

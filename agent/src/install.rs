@@ -27,18 +27,20 @@ use crate::text::say;
 pub const PLUGINS: [&str; 2] = ["rail-ipam", "rail-cni"];
 /// What people and this agent run. It is beside the plugins, and refuses to be one.
 pub const RAILCTL: &str = "railctl";
-/// In this order, so that a new rail-cni never calls an old rail-ipam, and its records never meet an old railctl.
+/// In this order, so that a new rail-cni never calls an old rail-ipam, and its records never meet
+/// an old railctl.
 const EXECUTABLES: [&str; 3] = ["rail-ipam", RAILCTL, "rail-cni"];
-/// Where the executables are before they are installed and after they were replaced: below the directory of the plugins,
-/// because there they can be renamed, and not in it, because a network names any executable there as its `type`. CNI takes
-/// no separator of paths in a type.
+/// Where the executables are before they are installed and after they were replaced: below the
+/// directory of the plugins, because there they can be renamed, and not in it, because a network
+/// names any executable there as its `type`. CNI takes no separator of paths in a type.
 const KEPT: &str = ".rail-cni";
-/// What an uninstall leaves beside node.json until it is done: the plugins that are not there were removed by it, when no pod
-/// needed them.
+/// What an uninstall leaves beside node.json until it is done: the plugins that are not there were
+/// removed by it, when no pod needed them.
 const BEGUN: &str = "uninstall.begun";
 /// Where SELinux keeps the label of a file.
 const LABEL: &str = "security.selinux";
-/// How long another install may keep the lock of that directory, which only root can open: it writes two files.
+/// How long another install may keep the lock of that directory, which only root can open: it
+/// writes two files.
 const LOCKED: Duration = Duration::from_secs(60);
 
 /// Arguments of `rail-agent install`.
@@ -48,7 +50,12 @@ pub struct InstallArgs {
     #[arg(long, value_name = "DIR", default_value = "/opt/cni/bin")]
     pub plugins_dir: PathBuf,
     /// Directory of this container with the executables to install
-    #[arg(long, value_name = "DIR", default_value = "/plugins", conflicts_with = "previous")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/plugins",
+        conflicts_with = "previous"
+    )]
     pub from: PathBuf,
     /// Swap the installed executables with the previous ones
     #[arg(long)]
@@ -66,7 +73,8 @@ pub struct UninstallArgs {
     pub node: Option<String>,
     #[command(flatten)]
     pub names: api::Names,
-    /// How long to wait for the last pod with rails to end, in seconds; 0: refuse while there is one
+    /// How long to wait for the last pod with rails to end, in seconds; 0: refuse while there is
+    /// one
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     pub wait: u64,
     /// Remove everything even if pods have rails, whose devices then cannot be restored
@@ -82,13 +90,19 @@ pub fn install(args: &InstallArgs) -> Result<ExitCode> {
     let host = Host::open()?;
     if args.previous {
         let Some(dir) = host.dir(&args.plugins_dir)? else {
-            bail!("{} is not on the host: there is nothing to roll back", args.plugins_dir.display());
+            bail!(
+                "{} is not on the host: there is nothing to roll back",
+                args.plugins_dir.display()
+            );
         };
         roll_back(&host, &dir, &args.plugins_dir.join(KEPT))?;
         return Ok(ExitCode::SUCCESS);
     }
     let dir = host.make_dir(&args.plugins_dir, 0o755)?;
-    if let Some(own) = host.dir(Path::new(node_json::DIRECTORY))?.filter(|own| own.at(BEGUN).exists()) {
+    if let Some(own) = host
+        .dir(Path::new(node_json::DIRECTORY))?
+        .filter(|own| own.at(BEGUN).exists())
+    {
         own.remove(BEGUN)?;
     }
     for name in put_all(&host, &dir, args)? {
@@ -97,15 +111,18 @@ pub fn install(args: &InstallArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Installs the executables, and returns the names of those that were not there already. All are written and have run
-/// before the first is renamed, so that a full disk, or an image for another machine, leaves the old ones.
+/// Installs the executables, and returns the names of those that were not there already. All are
+/// written and have run before the first is renamed, so that a full disk, or an image for another
+/// machine, leaves the old ones.
 fn put_all(host: &Host, dir: &HostDir, args: &InstallArgs) -> Result<Vec<&'static str>> {
     remove_old(dir)?;
     if changed(dir, args)?.is_empty() {
         return Ok(Vec::new());
     }
     let path = args.plugins_dir.join(KEPT);
-    let kept = host.make_dir(&path, 0o700).with_context(|| unwritten(dir, KEPT))?;
+    let kept = host
+        .make_dir(&path, 0o700)
+        .with_context(|| unwritten(dir, KEPT))?;
     let _lock = kept.lock(LOCKED)?;
     // Another install may have done it meanwhile.
     let mut new = changed(dir, args)?;
@@ -142,10 +159,18 @@ fn changed(dir: &HostDir, args: &InstallArgs) -> Result<Vec<(&'static str, File)
     let mut new = Vec::new();
     for name in EXECUTABLES {
         let path = args.from.join(name);
-        let mut source = File::open(&path)
-            .with_context(|| format!("cannot open {}, which this image should contain", path.display()))?;
-        if !is_same(&mut source, dir, name).with_context(|| format!("cannot read {}", dir.shown(name)))? {
-            source.rewind().with_context(|| format!("cannot read {}", path.display()))?;
+        let mut source = File::open(&path).with_context(|| {
+            format!(
+                "cannot open {}, which this image should contain",
+                path.display()
+            )
+        })?;
+        if !is_same(&mut source, dir, name)
+            .with_context(|| format!("cannot read {}", dir.shown(name)))?
+        {
+            source
+                .rewind()
+                .with_context(|| format!("cannot read {}", path.display()))?;
             new.push((name, source));
         }
     }
@@ -153,7 +178,10 @@ fn changed(dir: &HostDir, args: &InstallArgs) -> Result<Vec<(&'static str, File)
 }
 
 fn unwritten(dir: &HostDir, name: &str) -> String {
-    format!("cannot write {} on the host; what was installed before is unchanged", dir.shown(name))
+    format!(
+        "cannot write {} on the host; what was installed before is unchanged",
+        dir.shown(name)
+    )
 }
 
 /// The executable while it is written.
@@ -166,9 +194,12 @@ fn previous(name: &str) -> String {
     format!("{name}.previous")
 }
 
-/// The names of both, and of a link to the latter, beside the plugins: there the first agents had those of the plugins.
+/// The names of both, and of a link to the latter, beside the plugins: there the first agents had
+/// those of the plugins.
 fn old_names() -> impl Iterator<Item = String> {
-    PLUGINS.iter().flat_map(|name| ["previous", "new", "kept"].map(|suffix| format!(".{name}.{suffix}")))
+    PLUGINS
+        .iter()
+        .flat_map(|name| ["previous", "new", "kept"].map(|suffix| format!(".{name}.{suffix}")))
 }
 
 /// A tenant's network can name these as its type.
@@ -224,8 +255,8 @@ fn write(source: &mut File, dir: &HostDir, kept: &HostDir, name: &str) -> io::Re
     file.sync_all()
 }
 
-/// Makes the new rail-ipam a link to the new rail-cni, if both are the same: then rail-cni calls it as a function instead
-/// of starting a process.
+/// Makes the new rail-ipam a link to the new rail-cni, if both are the same: then rail-cni calls it
+/// as a function instead of starting a process.
 fn as_one(kept: &HostDir) -> io::Result<()> {
     let [ipam, cni] = PLUGINS.map(|name| kept.at(temporary(name)));
     if !(ipam.exists() && cni.exists()) || std::fs::read(&ipam)? != std::fs::read(&cni)? {
@@ -235,20 +266,27 @@ fn as_one(kept: &HostDir) -> io::Result<()> {
     std::fs::hard_link(&cni, &ipam)
 }
 
-/// Gives the file the SELinux label of the executable that it replaces, or else that of the directory: one that was
-/// written by a container could have a label that the runtime must not run.
+/// Gives the file the SELinux label of the executable that it replaces, or else that of the
+/// directory: one that was written by a container could have a label that the runtime must not run.
 fn copy_label(dir: &HostDir, name: &str, file: &File) -> io::Result<()> {
     let mut label = vec![0; 4096];
     for path in [dir.at(name), dir.at(".")] {
         // No label, no SELinux, or no such file.
-        let Ok(length) = rustix::fs::getxattr(&path, LABEL, &mut label[..]) else { continue };
-        return Ok(rustix::fs::fsetxattr(file, LABEL, &label[..length], XattrFlags::empty())?);
+        let Ok(length) = rustix::fs::getxattr(&path, LABEL, &mut label[..]) else {
+            continue;
+        };
+        return Ok(rustix::fs::fsetxattr(
+            file,
+            LABEL,
+            &label[..length],
+            XattrFlags::empty(),
+        )?);
     }
     Ok(())
 }
 
-/// Exchanges each executable for the one before it. A version without railctl leaves the present one, which works on with
-/// older plugins.
+/// Exchanges each executable for the one before it. A version without railctl leaves the present
+/// one, which works on with older plugins.
 fn roll_back(host: &Host, dir: &HostDir, path: &Path) -> Result<()> {
     let nothing = || {
         anyhow!(
@@ -268,10 +306,18 @@ fn roll_back(host: &Host, dir: &HostDir, path: &Path) -> Result<()> {
             continue;
         }
         let flags = rustix::fs::RenameFlags::EXCHANGE;
-        rustix::fs::renameat_with(rustix::fs::CWD, one, rustix::fs::CWD, other, flags).with_context(
-            || format!("cannot exchange {} and {}", dir.shown(name), kept.shown(&previous(name))),
-        )?;
-        say("info", &format!("{} is the previous version again", dir.shown(name)));
+        rustix::fs::renameat_with(rustix::fs::CWD, one, rustix::fs::CWD, other, flags)
+            .with_context(|| {
+                format!(
+                    "cannot exchange {} and {}",
+                    dir.shown(name),
+                    kept.shown(&previous(name))
+                )
+            })?;
+        say(
+            "info",
+            &format!("{} is the previous version again", dir.shown(name)),
+        );
     }
     kept.sync()?;
     dir.sync()
@@ -294,39 +340,74 @@ pub fn uninstall(args: &UninstallArgs) -> Result<ExitCode> {
     }
     let paths = Paths::of(&host)?;
     if let Some(own) = host.dir(Path::new(node_json::DIRECTORY))? {
-        std::fs::write(own.at(BEGUN), "")
-            .with_context(|| format!("nothing was removed: cannot write {} on the host", own.shown(BEGUN)))?;
+        std::fs::write(own.at(BEGUN), "").with_context(|| {
+            format!(
+                "nothing was removed: cannot write {} on the host",
+                own.shown(BEGUN)
+            )
+        })?;
     }
     // railctl last: an uninstall that was interrupted asks it.
-    let executables: Vec<_> = PLUGINS.into_iter().chain([RAILCTL]).map(str::to_owned).collect();
+    let executables: Vec<_> = PLUGINS
+        .into_iter()
+        .chain([RAILCTL])
+        .map(str::to_owned)
+        .collect();
     let mut removed = remove(&host, &args.plugins_dir, &executables)?;
     removed += remove(&host, &args.plugins_dir, &old_names().collect::<Vec<_>>())?;
     let of_executable = |name: &&str| [previous(name), temporary(name), format!(".{name}.kept")];
     let kept: Vec<_> = EXECUTABLES.iter().flat_map(of_executable).collect();
     removed += remove(&host, &args.plugins_dir.join(KEPT), &kept)?;
-    removed += remove(&host, &paths.run_dir, &["calls", ".calls.new", alive::NAME].map(str::to_owned))?;
-    removed += remove(&host, &paths.run_dir.join(dranet::DIRECTORY), &[dranet::SOCKET.to_owned()])?;
+    removed += remove(
+        &host,
+        &paths.run_dir,
+        &["calls", ".calls.new", alive::NAME].map(str::to_owned),
+    )?;
+    removed += remove(
+        &host,
+        &paths.run_dir.join(dranet::DIRECTORY),
+        &[dranet::SOCKET.to_owned()],
+    )?;
     removed += remove_allocations(&host, &paths)?;
     // Last, because it says where the rest is: an uninstall that was interrupted goes on there.
-    let own = ["node.json.previous", ".node.json.new", ".node.json.kept", node_json::NAME, BEGUN];
-    removed += remove(&host, Path::new(node_json::DIRECTORY), &own.map(str::to_owned))?;
+    let own = [
+        "node.json.previous",
+        ".node.json.new",
+        ".node.json.kept",
+        node_json::NAME,
+        BEGUN,
+    ];
+    removed += remove(
+        &host,
+        Path::new(node_json::DIRECTORY),
+        &own.map(str::to_owned),
+    )?;
     // The lock keeps others out as long as it has its name.
     removed += remove(&host, &paths.run_dir, &[run::LOCK.to_owned()])?;
     drop(lock);
-    say("info", &format!("{removed} files and directories of rail-cni were removed from the host"));
+    say(
+        "info",
+        &format!("{removed} files and directories of rail-cni were removed from the host"),
+    );
     if let Some(node) = &args.node {
         api::forget(node, &args.names)?;
     }
     if args.stay {
-        say("info", "this node is clean; delete this DaemonSet when all of its pods are ready");
+        say(
+            "info",
+            "this node is clean; delete this DaemonSet when all of its pods are ready",
+        );
         api::until_stopped()?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Waits until this is the only rail-agent on the node, and locks out others; `None` if there is no run directory.
+/// Waits until this is the only rail-agent on the node, and locks out others; `None` if there is no
+/// run directory.
 fn until_alone(host: &Host, is_over: impl Fn() -> bool) -> Result<Option<File>> {
-    let Some(dir) = host.dir(&Paths::of(host)?.run_dir)? else { return Ok(None) };
+    let Some(dir) = host.dir(&Paths::of(host)?.run_dir)? else {
+        return Ok(None);
+    };
     let mut is_told = false;
     loop {
         let holder = match run::lock(&dir, None)? {
@@ -351,7 +432,9 @@ fn until_alone(host: &Host, is_over: impl Fn() -> bool) -> Result<Option<File>> 
 fn until_free(host: &Host, plugins_dir: &Path, is_over: impl Fn() -> bool) -> Result<()> {
     let mut told = String::new();
     loop {
-        let Some(which) = holders(host, plugins_dir)?.shown() else { return Ok(()) };
+        let Some(which) = holders(host, plugins_dir)?.shown() else {
+            return Ok(());
+        };
         if is_over() {
             bail!("nothing was removed: {which}");
         }
@@ -382,8 +465,9 @@ impl Holders {
         let mut shown = Vec::new();
         if !self.pods.is_empty() {
             let list = self.pods.join(", ");
-            shown
-                .push(format!("pods still have rails: {list}: end these pods, or wait for them with --wait"));
+            shown.push(format!(
+                "pods still have rails: {list}: end these pods, or wait for them with --wait"
+            ));
         }
         if !self.addresses.is_empty() {
             let list = self.addresses.join(", ");
@@ -411,15 +495,20 @@ impl Holders {
 
 /// Whether the executable is in this directory of the host.
 fn has(host: &Host, plugins_dir: &Path, name: &str) -> Result<bool> {
-    Ok(host.dir(plugins_dir)?.is_some_and(|dir| dir.at(name).exists()))
+    Ok(host
+        .dir(plugins_dir)?
+        .is_some_and(|dir| dir.at(name).exists()))
 }
 
 /// Whether an uninstall that was not finished has begun to remove.
 fn is_begun(host: &Host) -> Result<bool> {
-    Ok(host.dir(Path::new(node_json::DIRECTORY))?.is_some_and(|own| own.at(BEGUN).exists()))
+    Ok(host
+        .dir(Path::new(node_json::DIRECTORY))?
+        .is_some_and(|own| own.at(BEGUN).exists()))
 }
 
-/// Fails if the plugins of this node are likely to be elsewhere: there they would stay, without node.json and store.
+/// Fails if the plugins of this node are likely to be elsewhere: there they would stay, without
+/// node.json and store.
 fn check_place(host: &Host, plugins_dir: &Path) -> Result<()> {
     for name in PLUGINS {
         if has(host, plugins_dir, name)? {
@@ -439,10 +528,15 @@ fn check_place(host: &Host, plugins_dir: &Path) -> Result<()> {
 /// Empty if no record is left. Without railctl, what the files of the plugins say counts.
 fn holders(host: &Host, plugins_dir: &Path) -> Result<Holders> {
     if !has(host, plugins_dir, RAILCTL)? {
-        let Held { attachments, pending, leases } = Held::of(host, &Paths::of(host)?.run_dir)?;
+        let Held {
+            attachments,
+            pending,
+            leases,
+        } = Held::of(host, &Paths::of(host)?.run_dir)?;
         return Ok(Holders {
             pods: attachments,
-            // An uninstall that has removed railctl has asked it before: what is left is of the dead.
+            // An uninstall that has removed railctl has asked it before: what is left is of the
+            // dead.
             addresses: if is_begun(host)? { Vec::new() } else { leases },
             left: pending,
             without_railctl: Some(plugins_dir.to_owned()),
@@ -457,54 +551,87 @@ fn holders(host: &Host, plugins_dir: &Path) -> Result<Holders> {
 
 /// Restores what can be restored, and returns what `railctl status` says of the rest.
 fn ask_status(host: &Host, program: &Path, holders: &mut Holders) -> Result<Value> {
-    // What can be restored without a pod is restored now. What is left, also of one that took too long, is in the status.
+    // What can be restored without a pod is restored now. What is left, also of one that took too
+    // long, is in the status.
     if let Err(error) = host.run_alone(program, &["reap"]) {
         say("warn", &crate::text::of(&error));
     }
     let said = host.run_alone(program, &["status", "--output", "json"])?;
     let status: Value = serde_json::from_str(&said.stdout)
         .with_context(|| format!("`railctl status` says: {}", said.stderr.trim()))?;
-    for (list, what) in
-        [("attachments", "has"), ("pending", "has left something of"), ("lost", "has, without a record,")]
-    {
+    for (list, what) in [
+        ("attachments", "has"),
+        ("pending", "has left something of"),
+        ("lost", "has, without a record,"),
+    ] {
         for one in status[list].as_array().into_iter().flatten() {
             let text = |key: &str| one[key].as_str().map(str::to_owned);
-            let who =
-                text("pod").or_else(|| text("containerID")).or_else(|| text("netns")).unwrap_or_default();
-            let is_alive =
-                Attachment { state: text("state").unwrap_or_default(), ..Attachment::default() }.is_alive();
+            let who = text("pod")
+                .or_else(|| text("containerID"))
+                .or_else(|| text("netns"))
+                .unwrap_or_default();
+            let is_alive = Attachment {
+                state: text("state").unwrap_or_default(),
+                ..Attachment::default()
+            }
+            .is_alive();
             let found = format!("{who} {what} {}", text("device").unwrap_or_default());
-            if list == "attachments" && is_alive { &mut holders.pods } else { &mut holders.left }.push(found);
+            if list == "attachments" && is_alive {
+                &mut holders.pods
+            } else {
+                &mut holders.left
+            }
+            .push(found);
         }
     }
-    let unreadable = status["unreadable"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    holders.left.extend(unreadable.map(|name| format!("the record {name} cannot be read")));
+    let unreadable = status["unreadable"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str);
+    holders
+        .left
+        .extend(unreadable.map(|name| format!("the record {name} cannot be read")));
     Ok(status)
 }
 
-/// The addresses of pods whose device is of another plugin than rail-cni: its DEL needs rail-ipam, too. An address of a
-/// resource claim is released without one.
+/// The addresses of pods whose device is of another plugin than rail-cni: its DEL needs rail-ipam,
+/// too. An address of a resource claim is released without one.
 fn ask_leases(host: &Host, program: &Path, status: &Value) -> Result<Vec<String>> {
     let said = host.run_alone(program, &["leases", "--output", "json"])?;
     let show: Value = serde_json::from_str(&said.stdout)
         .with_context(|| format!("`railctl leases` says: {}", said.stderr.trim()))?;
     let list = |value: &Value, key: &str| value[key].as_array().cloned().unwrap_or_default();
-    let told: Vec<_> = ["attachments", "pending"].iter().flat_map(|key| list(status, key)).collect();
+    let told: Vec<_> = ["attachments", "pending"]
+        .iter()
+        .flat_map(|key| list(status, key))
+        .collect();
     let is_told = |lease: &Value| {
-        told.iter().any(|one| ["containerID", "ifname"].iter().all(|key| one[key] == lease[key]))
+        told.iter().any(|one| {
+            ["containerID", "ifname"]
+                .iter()
+                .all(|key| one[key] == lease[key])
+        })
     };
-    let leases = list(&show, "pools").into_iter().flat_map(|pool| list(&pool, "leases"));
-    let held = leases.filter(|one| one["state"] != "dead" && one["claim"].is_null() && !is_told(one));
+    let leases = list(&show, "pools")
+        .into_iter()
+        .flat_map(|pool| list(&pool, "leases"));
+    let held =
+        leases.filter(|one| one["state"] != "dead" && one["claim"].is_null() && !is_told(one));
     let shown = held.map(|one| {
         let text = |key: &str| one[key].as_str();
-        let who = text("pod").or_else(|| text("containerID")).unwrap_or("a pod whose lease cannot be read");
+        let who = text("pod")
+            .or_else(|| text("containerID"))
+            .unwrap_or("a pod whose lease cannot be read");
         format!("{who} has {}", text("address").unwrap_or_default())
     });
     Ok(shown.collect())
 }
 
 fn remove(host: &Host, dir: &Path, names: &[String]) -> Result<usize> {
-    let Some(open) = host.dir(dir)? else { return Ok(0) };
+    let Some(open) = host.dir(dir)? else {
+        return Ok(0);
+    };
     let mut removed = 0;
     for name in names {
         removed += usize::from(open.remove(name)?);
@@ -513,23 +640,36 @@ fn remove(host: &Host, dir: &Path, names: &[String]) -> Result<usize> {
     Ok(removed)
 }
 
-/// Removes what the store has of this node, and the store itself if no other node is in it: nodes may share its file
-/// system.
+/// Removes what the store has of this node, and the store itself if no other node is in it: nodes
+/// may share its file system.
 fn remove_allocations(host: &Host, paths: &Paths) -> Result<usize> {
     let dir = &paths.store_dir;
-    let Some(open) = host.dir(dir)? else { return Ok(0) };
+    let Some(open) = host.dir(dir)? else {
+        return Ok(0);
+    };
     let names = || -> Result<Vec<String>> {
-        let entries =
-            std::fs::read_dir(open.at(".")).with_context(|| format!("cannot list {}", dir.display()))?;
-        Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+        let entries = std::fs::read_dir(open.at("."))
+            .with_context(|| format!("cannot list {}", dir.display()))?;
+        Ok(entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect())
     };
     let remove = |name: &str| -> Result<usize> {
         let path = open.at(name);
-        let done = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
-        done.with_context(|| format!("cannot remove {} of the host", open.shown(name))).map(|()| 1)
+        let done = if path.is_dir() {
+            std::fs::remove_dir_all(path)
+        } else {
+            std::fs::remove_file(path)
+        };
+        done.with_context(|| format!("cannot remove {} of the host", open.shown(name)))
+            .map(|()| 1)
     };
     let is_of_a_node = |name: &String| rail_cni::pool::is_name(name);
-    let own = paths.node.iter().flat_map(|name| [name.clone(), closed_name(name)]);
+    let own = paths
+        .node
+        .iter()
+        .flat_map(|name| [name.clone(), closed_name(name)]);
     let own: Vec<String> = own.filter(|name| open.at(name).exists()).collect();
     let mut removed = own.iter().map(|name| remove(name)).sum::<Result<usize>>()?;
     let left = names()?;
@@ -542,14 +682,22 @@ fn remove_allocations(host: &Host, paths: &Paths) -> Result<usize> {
             for name in left.iter().filter(is_ours) {
                 removed += remove(name)?;
             }
-            let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else { return Ok(removed) };
+            let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else {
+                return Ok(removed);
+            };
             if let Some(open) = host.dir(parent)? {
                 // What is left is somebody else's.
                 removed += usize::from(std::fs::remove_dir(open.at(name)).is_ok());
             }
             remove_empty(host, parent);
         }
-        others => say("info", &format!("{} stays, with what {others} other nodes have there", dir.display())),
+        others => say(
+            "info",
+            &format!(
+                "{} stays, with what {others} other nodes have there",
+                dir.display()
+            ),
+        ),
     }
     Ok(removed)
 }
@@ -559,7 +707,9 @@ fn remove_empty(host: &Host, dir: &Path) {
     if !dir.ends_with("rail-cni") && !dir.ends_with(KEPT) {
         return;
     }
-    let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else { return };
+    let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else {
+        return;
+    };
     if let Ok(Some(parent)) = host.dir(parent) {
         let _ = std::fs::remove_dir(parent.at(name));
     }

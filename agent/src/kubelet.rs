@@ -1,5 +1,7 @@
-//! The kubelet's device plugin API, v1beta1: its messages, and gRPC as far as that API needs it, between two processes of one
-//! node. <https://github.com/kubernetes/kubelet/blob/master/pkg/apis/deviceplugin/v1beta1/api.proto> has the numbers.
+//! The kubelet's device plugin API, v1beta1: its messages, and gRPC as far as that API needs it,
+//! between two processes of one node.
+//! <https://github.com/kubernetes/kubelet/blob/master/pkg/apis/deviceplugin/v1beta1/api.proto> has
+//! the numbers.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -43,7 +45,9 @@ struct Options {
     has_preferred_allocation: bool,
 }
 
-const OPTIONS: Options = Options { has_preferred_allocation: true };
+const OPTIONS: Options = Options {
+    has_preferred_allocation: true,
+};
 
 #[derive(Clone, PartialEq, Message)]
 struct Registration {
@@ -201,16 +205,21 @@ fn framed(message: &impl Message) -> Bytes {
 /// The message in a body that has one.
 fn unframed<M: Message + Default>(body: &[u8]) -> Result<M> {
     match body.split_first_chunk::<5>() {
-        Some(([0, length @ ..], message)) if u32::from_be_bytes(*length) as usize == message.len() => {
+        Some(([0, length @ ..], message))
+            if u32::from_be_bytes(*length) as usize == message.len() =>
+        {
             Ok(M::decode(message)?)
         }
         _ => bail!("it is not one uncompressed message"),
     }
 }
 
-/// Tells the kubelet at `socket` of a resource, about which the plugin at `endpoint` beside it answers.
+/// Tells the kubelet at `socket` of a resource, about which the plugin at `endpoint` beside it
+/// answers.
 pub async fn register(socket: &Path, endpoint: &str, resource: &str) -> Result<()> {
-    let stream = UnixStream::connect(socket).await.context("cannot connect to the kubelet")?;
+    let stream = UnixStream::connect(socket)
+        .await
+        .context("cannot connect to the kubelet")?;
     let (mut kubelet, connection) =
         client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
     let _connection = Aborted(tokio::spawn(connection).abort_handle());
@@ -225,12 +234,27 @@ pub async fn register(socket: &Path, endpoint: &str, resource: &str) -> Result<(
         .header(TE, "trailers")
         .body(Full::new(framed(&registration)))?;
     let (head, body) = kubelet.send_request(request).await?.into_parts();
-    let body = Limited::new(body, LARGEST).collect().await.map_err(|error| anyhow::anyhow!(error))?;
+    let body = Limited::new(body, LARGEST)
+        .collect()
+        .await
+        .map_err(|error| anyhow::anyhow!(error))?;
     // An answer that is an error alone has no body and no trailers.
-    let trailers = body.trailers().filter(|trailers| trailers.contains_key(STATUS)).unwrap_or(&head.headers);
-    let text = |key| trailers.get(key).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or("-");
+    let trailers = body
+        .trailers()
+        .filter(|trailers| trailers.contains_key(STATUS))
+        .unwrap_or(&head.headers);
+    let text = |key| {
+        trailers
+            .get(key)
+            .and_then(|value: &HeaderValue| value.to_str().ok())
+            .unwrap_or("-")
+    };
     if text(STATUS) != "0" {
-        bail!("the kubelet refuses the resource {resource}: {} ({})", text(MESSAGE), text(STATUS));
+        bail!(
+            "the kubelet refuses the resource {resource}: {} ({})",
+            text(MESSAGE),
+            text(STATUS)
+        );
     }
     Ok(())
 }
@@ -253,7 +277,9 @@ where
         let answer = answer.clone();
         async move { Ok::<_, Infallible>(respond(request, answer).await) }
     });
-    let _ = http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
+    let _ = http2::Builder::new(TokioExecutor::new())
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
 }
 
 async fn respond<F>(request: Request<Incoming>, answer: impl Fn(Asked) -> F) -> Response<Body>
@@ -267,9 +293,9 @@ where
     };
     match answer(asked).await {
         Answer::Devices(devices) => response(changes(devices)),
-        Answer::Preferred(all) => {
-            one(&AllIds { containers: all.into_iter().map(|ids| Ids { ids }).collect() })
-        }
+        Answer::Preferred(all) => one(&AllIds {
+            containers: all.into_iter().map(|ids| Ids { ids }).collect(),
+        }),
         Answer::Given(containers) => one(&AllGiven { containers }),
         Answer::Refused(why) => refused((INVALID_ARGUMENT, why)),
     }
@@ -277,9 +303,17 @@ where
 
 /// What is asked; `None` for the options.
 async fn asked(request: Request<Incoming>) -> Result<Option<Asked>, Refusal> {
-    let malformed = |why: String| (INVALID_ARGUMENT, format!("the request cannot be read: {why}"));
+    let malformed = |why: String| {
+        (
+            INVALID_ARGUMENT,
+            format!("the request cannot be read: {why}"),
+        )
+    };
     let (head, body) = request.into_parts();
-    let body = Limited::new(body, LARGEST).collect().await.map_err(|error| malformed(error.to_string()))?;
+    let body = Limited::new(body, LARGEST)
+        .collect()
+        .await
+        .map_err(|error| malformed(error.to_string()))?;
     let body = body.to_bytes();
     match head.uri.path().strip_prefix("/v1beta1.DevicePlugin/") {
         Some("GetDevicePluginOptions") => Ok(None),
@@ -290,9 +324,14 @@ async fn asked(request: Request<Incoming>) -> Result<Option<Asked>, Refusal> {
         }
         Some("Allocate") => {
             let all: AllIds = unframed(&body).map_err(|error| malformed(error.to_string()))?;
-            Ok(Some(Asked::Allocate(all.containers.into_iter().map(|one| one.ids).collect())))
+            Ok(Some(Asked::Allocate(
+                all.containers.into_iter().map(|one| one.ids).collect(),
+            )))
         }
-        _ => Err((UNIMPLEMENTED, format!("{} is not known here", head.uri.path()))),
+        _ => Err((
+            UNIMPLEMENTED,
+            format!("{} is not known here", head.uri.path()),
+        )),
     }
 }
 
@@ -304,17 +343,33 @@ fn response(parts: Frames) -> Response<Body> {
 
 fn one(message: &impl Message) -> Response<Body> {
     let trailers = HeaderMap::from_iter([(HeaderName::from_static(STATUS), HeaderValue::from(OK))]);
-    response(stream::iter([Ok(Frame::data(framed(message))), Ok(Frame::trailers(trailers))]).boxed())
+    response(
+        stream::iter([
+            Ok(Frame::data(framed(message))),
+            Ok(Frame::trailers(trailers)),
+        ])
+        .boxed(),
+    )
 }
 
 /// Only letters, digits and a few signs: of others, gRPC wants each byte as `%XX`.
 fn refused((code, why): Refusal) -> Response<Body> {
-    let plain = |c: char| if c == '%' || !(' '..='~').contains(&c) { '?' } else { c };
+    let plain = |c: char| {
+        if c == '%' || !(' '..='~').contains(&c) {
+            '?'
+        } else {
+            c
+        }
+    };
     let why: String = why.chars().map(plain).collect();
     let mut response = response(stream::empty().boxed());
     let headers = response.headers_mut();
     headers.insert(STATUS, HeaderValue::from(code));
-    headers.extend(HeaderValue::from_str(&why).ok().map(|why| (HeaderName::from_static(MESSAGE), why)));
+    headers.extend(
+        HeaderValue::from_str(&why)
+            .ok()
+            .map(|why| (HeaderName::from_static(MESSAGE), why)),
+    );
     response
 }
 
@@ -340,11 +395,23 @@ mod tests {
 
     async fn call(kubelet: &mut Kubelet, verb: &str, body: Bytes) -> Response<Incoming> {
         let uri = format!("http://localhost/v1beta1.DevicePlugin/{verb}");
-        kubelet.send_request(Request::post(uri).body(Full::new(body)).unwrap()).await.unwrap()
+        kubelet
+            .send_request(Request::post(uri).body(Full::new(body)).unwrap())
+            .await
+            .unwrap()
     }
 
-    async fn ask<M: Message + Default>(kubelet: &mut Kubelet, verb: &str, message: &impl Message) -> M {
-        let body = call(kubelet, verb, framed(message)).await.into_body().collect().await.unwrap();
+    async fn ask<M: Message + Default>(
+        kubelet: &mut Kubelet,
+        verb: &str,
+        message: &impl Message,
+    ) -> M {
+        let body = call(kubelet, verb, framed(message))
+            .await
+            .into_body()
+            .collect()
+            .await
+            .unwrap();
         assert_eq!(body.trailers().unwrap()[STATUS], "0");
         unframed(&body.to_bytes()).unwrap()
     }
@@ -356,9 +423,13 @@ mod tests {
             let device = |id: &str| Device {
                 id: id.to_owned(),
                 health: HEALTHY.to_owned(),
-                topology: Some(Topology { nodes: vec![NumaNode { id: 1 }] }),
+                topology: Some(Topology {
+                    nodes: vec![NumaNode { id: 1 }],
+                }),
             };
-            let (sender, devices) = watch::channel(Devices { devices: vec![device("a")] });
+            let (sender, devices) = watch::channel(Devices {
+                devices: vec![device("a")],
+            });
             tokio::spawn(serve(ours, move |asked| {
                 let devices = devices.clone();
                 async move {
@@ -367,34 +438,65 @@ mod tests {
                         Asked::Prefer(all) => {
                             Answer::Preferred(all.into_iter().map(|one| one.must_include).collect())
                         }
-                        Asked::Allocate(all) => Answer::Refused(format!("no {} \u{e4} 1%", all[0][0])),
+                        Asked::Allocate(all) => {
+                            Answer::Refused(format!("no {} \u{e4} 1%", all[0][0]))
+                        }
                     }
                 }
             }));
             let (mut kubelet, connection) =
-                client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(theirs)).await.unwrap();
+                client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(theirs))
+                    .await
+                    .unwrap();
             tokio::spawn(connection);
             let options: Options = ask(&mut kubelet, "GetDevicePluginOptions", &()).await;
             assert!(options.has_preferred_allocation);
-            let mut watch = call(&mut kubelet, "ListAndWatch", framed(&())).await.into_body();
+            let mut watch = call(&mut kubelet, "ListAndWatch", framed(&()))
+                .await
+                .into_body();
             for id in ["a", "b"] {
-                sender.send_replace(Devices { devices: vec![device(id)] });
+                sender.send_replace(Devices {
+                    devices: vec![device(id)],
+                });
                 let frame = watch.frame().await.unwrap().unwrap().into_data().unwrap();
                 assert_eq!(unframed::<Devices>(&frame).unwrap().devices, [device(id)]);
             }
-            let must = Ids { ids: vec!["a".to_owned()] };
-            let choice = Choice { must_include: must.ids.clone(), ..Choice::default() };
-            let chosen: AllIds =
-                ask(&mut kubelet, "GetPreferredAllocation", &Choices { containers: vec![choice] }).await;
+            let must = Ids {
+                ids: vec!["a".to_owned()],
+            };
+            let choice = Choice {
+                must_include: must.ids.clone(),
+                ..Choice::default()
+            };
+            let chosen: AllIds = ask(
+                &mut kubelet,
+                "GetPreferredAllocation",
+                &Choices {
+                    containers: vec![choice],
+                },
+            )
+            .await;
             assert_eq!(chosen.containers, std::slice::from_ref(&must));
-            let refused = call(&mut kubelet, "Allocate", framed(&AllIds { containers: vec![must] })).await;
+            let refused = call(
+                &mut kubelet,
+                "Allocate",
+                framed(&AllIds {
+                    containers: vec![must],
+                }),
+            )
+            .await;
             assert_eq!(
                 (&refused.headers()[STATUS], &refused.headers()[MESSAGE]),
                 (&"3".parse().unwrap(), &"no a ? 1?".parse().unwrap())
             );
             let unknown = call(&mut kubelet, "Else", framed(&())).await;
             assert_eq!(unknown.headers()[STATUS], "12");
-            let cut = call(&mut kubelet, "Allocate", Bytes::from_static(&[0, 0, 0, 0, 9, 1])).await;
+            let cut = call(
+                &mut kubelet,
+                "Allocate",
+                Bytes::from_static(&[0, 0, 0, 0, 9, 1]),
+            )
+            .await;
             assert_eq!(cut.headers()[STATUS], "3");
         });
     }
@@ -404,7 +506,10 @@ mod tests {
         crate::api::runtime().unwrap().block_on(async {
             let temp = tempfile::tempdir().unwrap();
             let socket = temp.path().join(KUBELET);
-            assert!(register(&socket, "it.sock", "a.b/c").await.is_err(), "there is no kubelet");
+            assert!(
+                register(&socket, "it.sock", "a.b/c").await.is_err(),
+                "there is no kubelet"
+            );
             let listener = UnixListener::bind(&socket).unwrap();
             tokio::spawn(async move {
                 let service = service_fn(|request: Request<Incoming>| async {
@@ -424,8 +529,14 @@ mod tests {
                 }
             });
             register(&socket, "it.sock", "a.b/c").await.unwrap();
-            let told = register(&socket, "it.sock", "a.b/d").await.unwrap_err().to_string();
-            assert!(told.contains("a.b/d is taken") && told.contains("(3)"), "{told}");
+            let told = register(&socket, "it.sock", "a.b/d")
+                .await
+                .unwrap_err()
+                .to_string();
+            assert!(
+                told.contains("a.b/d is taken") && told.contains("(3)"),
+                "{told}"
+            );
         });
     }
 }

@@ -1,6 +1,6 @@
-//! rail-agent: brings rail-cni to the nodes of a Kubernetes cluster. It installs the plugins, keeps node.json and the
-//! plan of each node as the cluster says, and shows the rails to the cluster: labels, conditions, Events and metrics.
-//! No pod's start waits for it.
+//! rail-agent: brings rail-cni to the nodes of a Kubernetes cluster. It installs the plugins, keeps
+//! node.json and the plan of each node as the cluster says, and shows the rails to the cluster:
+//! labels, conditions, Events and metrics. No pod's start waits for it.
 
 mod alive;
 mod api;
@@ -48,14 +48,20 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Apply the cluster's node.json and plan to this node, and report its rails (the DaemonSet's container)
-    #[command(after_help = "KUBECONFIG or the pod's service account names the API server. While it is \
-            unreachable, the last valid node.json and store stay, and pods start as before.")]
+    /// Apply the cluster's node.json and plan to this node, and report its rails (the DaemonSet's
+    /// container)
+    #[command(
+        after_help = "KUBECONFIG or the pod's service account names the API server. While it is \
+            unreachable, the last valid node.json and store stay, and pods start as before."
+    )]
     Run(Box<run::RunArgs>),
-    /// Install rail-cni, rail-ipam and railctl on the host, even while pods start (the DaemonSet's init container)
-    #[command(after_help = "Each executable is run once with --version, and then replaces the old one by a \
+    /// Install rail-cni, rail-ipam and railctl on the host, even while pods start (the DaemonSet's
+    /// init container)
+    #[command(
+        after_help = "Each executable is run once with --version, and then replaces the old one by a \
             rename. The old one is kept as .rail-cni/NAME.previous. Executables that are already installed \
-            are not rewritten.")]
+            are not rewritten."
+    )]
     Install(install::InstallArgs),
     /// Remove everything that rail-cni and the agent wrote to the host, once no pod has a rail
     #[command(

@@ -1,5 +1,5 @@
-//! The metrics, as Prometheus reads them. Every name is in [`METRICS`], and every label has few values: nothing that a
-//! tenant chooses is a label, unless the operator wants the names of pods.
+//! The metrics, as Prometheus reads them. Every name is in [`METRICS`], and every label has few
+//! values: nothing that a tenant chooses is a label, unless the operator wants the names of pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -18,17 +18,41 @@ pub const METRICS: [(&str, &str, &str); 29] = [
         "gauge",
         "1, labeled with the agent's version and the revisions of node.json and plan.",
     ),
-    ("rail_cni_ready", "gauge", "1 if pods with rails can start on this node (condition RailsReady)."),
-    ("rail_cni_check_failed", "gauge", "1 for each failed check of railctl doctor, with its rail."),
-    ("rail_cni_check_warnings", "gauge", "Warnings of railctl doctor."),
+    (
+        "rail_cni_ready",
+        "gauge",
+        "1 if pods with rails can start on this node (condition RailsReady).",
+    ),
+    (
+        "rail_cni_check_failed",
+        "gauge",
+        "1 for each failed check of railctl doctor, with its rail.",
+    ),
+    (
+        "rail_cni_check_warnings",
+        "gauge",
+        "Warnings of railctl doctor.",
+    ),
     (
         "rail_cni_carrier",
         "gauge",
         "1 if the PF of the rail is up and has a carrier, or if a pod has the PF itself.",
     ),
-    ("rail_cni_cable", "gauge", "1 for the state of the rail's cable, as railctl cables heard it last."),
-    ("rail_cni_preflight", "gauge", "1 if the rail passed its last railctl preflight."),
-    ("rail_cni_preflight_timestamp_seconds", "gauge", "When railctl preflight last tested a rail."),
+    (
+        "rail_cni_cable",
+        "gauge",
+        "1 for the state of the rail's cable, as railctl cables heard it last.",
+    ),
+    (
+        "rail_cni_preflight",
+        "gauge",
+        "1 if the rail passed its last railctl preflight.",
+    ),
+    (
+        "rail_cni_preflight_timestamp_seconds",
+        "gauge",
+        "When railctl preflight last tested a rail.",
+    ),
     (
         "rail_cni_pf_faults_total",
         "counter",
@@ -39,19 +63,67 @@ pub const METRICS: [(&str, &str, &str); 29] = [
         "counter",
         "Errors, repetitions and congestion of RDMA on the rail's PF and VFs, by the driver's name.",
     ),
-    ("rail_cni_pod", "gauge", "1 for each pod and rail, with --metrics-pods."),
-    ("rail_cni_vfs", "gauge", "VFs of the rail's PF, by state: attached, dead, free or other."),
-    ("rail_cni_attachments", "gauge", "Devices in pods, by the state that railctl status shows."),
-    ("rail_cni_attachments_without_carrier", "gauge", "Devices in living pods whose link is not up."),
-    ("rail_cni_pending", "gauge", "Attachments with pending steps, whose pods are gone."),
-    ("rail_cni_lost_devices", "gauge", "Devices in a namespace without a record."),
-    ("rail_cni_unreadable_records", "gauge", "Records that cannot be read."),
+    (
+        "rail_cni_pod",
+        "gauge",
+        "1 for each pod and rail, with --metrics-pods.",
+    ),
+    (
+        "rail_cni_vfs",
+        "gauge",
+        "VFs of the rail's PF, by state: attached, dead, free or other.",
+    ),
+    (
+        "rail_cni_attachments",
+        "gauge",
+        "Devices in pods, by the state that railctl status shows.",
+    ),
+    (
+        "rail_cni_attachments_without_carrier",
+        "gauge",
+        "Devices in living pods whose link is not up.",
+    ),
+    (
+        "rail_cni_pending",
+        "gauge",
+        "Attachments with pending steps, whose pods are gone.",
+    ),
+    (
+        "rail_cni_lost_devices",
+        "gauge",
+        "Devices in a namespace without a record.",
+    ),
+    (
+        "rail_cni_unreadable_records",
+        "gauge",
+        "Records that cannot be read.",
+    ),
     ("rail_cni_leases", "gauge", "Leases of rail-ipam, by state."),
-    ("rail_cni_allocations", "gauge", "Pools in which this node has a prefix."),
-    ("rail_cni_calls_total", "counter", "Calls of the plugins, by verb and CNI error code; 0 is success."),
-    ("rail_cni_call_duration_seconds", "histogram", "Duration of the calls, by verb."),
-    ("rail_cni_heals_total", "counter", "Devices left behind by an earlier pod that a call restored."),
-    ("rail_cni_reaped_total", "counter", "Devices that the agent restored after DELs were lost."),
+    (
+        "rail_cni_allocations",
+        "gauge",
+        "Pools in which this node has a prefix.",
+    ),
+    (
+        "rail_cni_calls_total",
+        "counter",
+        "Calls of the plugins, by verb and CNI error code; 0 is success.",
+    ),
+    (
+        "rail_cni_call_duration_seconds",
+        "histogram",
+        "Duration of the calls, by verb.",
+    ),
+    (
+        "rail_cni_heals_total",
+        "counter",
+        "Devices left behind by an earlier pod that a call restored.",
+    ),
+    (
+        "rail_cni_reaped_total",
+        "counter",
+        "Devices that the agent restored after DELs were lost.",
+    ),
     (
         "rail_cni_plan_held_back",
         "gauge",
@@ -67,17 +139,28 @@ pub const METRICS: [(&str, &str, &str); 29] = [
         "gauge",
         "When the plan was last written, or found equal to the store.",
     ),
-    ("rail_cni_api_up", "gauge", "1 if the last request to the API server succeeded."),
+    (
+        "rail_cni_api_up",
+        "gauge",
+        "1 if the last request to the API server succeeded.",
+    ),
     (
         "rail_cni_events_dropped_total",
         "counter",
         "Events dropped because there were too many or the API server refused them.",
     ),
-    ("rail_cni_host_errors_total", "counter", "Programs that could not be run on the host, by program."),
+    (
+        "rail_cni_host_errors_total",
+        "counter",
+        "Programs that could not be run on the host, by program.",
+    ),
 ];
 
-/// Upper bounds of the histogram's buckets, in seconds. An ADD takes some 20 ms, and hangs for at most callTimeout.
-const BUCKETS: [f64; 12] = [0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
+/// Upper bounds of the histogram's buckets, in seconds. An ADD takes some 20 ms, and hangs for at
+/// most callTimeout.
+const BUCKETS: [f64; 12] = [
+    0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0,
+];
 const VERBS: [&str; 5] = ["ADD", "DEL", "CHECK", "GC", "STATUS"];
 const PLUGINS: [&str; 2] = ["rail-cni", "rail-ipam"];
 /// Error codes of CNI, and of plugins, are below this; others share a label.
@@ -138,7 +221,11 @@ pub struct Metrics {
 
 /// The word if it is one of `known`: a label has few values.
 fn among(word: &str, known: &[&'static str]) -> &'static str {
-    known.iter().find(|known| **known == word).copied().unwrap_or("other")
+    known
+        .iter()
+        .find(|known| **known == word)
+        .copied()
+        .unwrap_or("other")
 }
 
 impl Metrics {
@@ -192,14 +279,22 @@ impl Metrics {
             let labels = labels.each_ref().map(|(key, value)| (*key, value.as_str()));
             page.add("rail_cni_preflight", &labels, u64::from(is_fine));
         }
-        if let Some(last) = self.tested.last().and_then(|last| u64::try_from(last.as_second()).ok()) {
+        if let Some(last) = self
+            .tested
+            .last()
+            .and_then(|last| u64::try_from(last.as_second()).ok())
+        {
             page.add("rail_cni_preflight_timestamp_seconds", &[], last);
         }
         if let Some(show) = &self.show {
             page.of_show(show);
         }
         for ((plugin, verb, code), count) in &self.calls {
-            let labels = [("plugin", *plugin), ("verb", *verb), ("code", code.as_str())];
+            let labels = [
+                ("plugin", *plugin),
+                ("verb", *verb),
+                ("code", code.as_str()),
+            ];
             page.add("rail_cni_calls_total", &labels, *count);
         }
         for ((plugin, verb), histogram) in &self.durations {
@@ -212,7 +307,11 @@ impl Metrics {
         page.add("rail_cni_heals_total", &[], self.heals);
         page.add("rail_cni_reaped_total", &[], self.reaped);
         if let Some(plan) = &self.plan {
-            page.add("rail_cni_plan_held_back", &[], u64::from(matches!(plan, Plan::HeldBack(_))));
+            page.add(
+                "rail_cni_plan_held_back",
+                &[],
+                u64::from(matches!(plan, Plan::HeldBack(_))),
+            );
             page.add(
                 "rail_cni_plan_refused",
                 &[],
@@ -227,7 +326,11 @@ impl Metrics {
         }
         page.add("rail_cni_events_dropped_total", &[], self.events_dropped);
         for (program, count) in &self.host_errors {
-            page.add("rail_cni_host_errors_total", &[("program", *program)], *count);
+            page.add(
+                "rail_cni_host_errors_total",
+                &[("program", *program)],
+                *count,
+            );
         }
         page.text()
     }
@@ -245,9 +348,16 @@ impl Page {
 
     fn histogram(&mut self, name: &'static str, labels: &[(&str, &str)], histogram: &Histogram) {
         let samples = self.0.entry(name).or_default();
-        let bounds = BUCKETS.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
+        let bounds = BUCKETS
+            .iter()
+            .map(f64::to_string)
+            .chain(["+Inf".to_owned()]);
         for (bound, count) in bounds.zip(histogram.buckets.iter().chain([&histogram.count])) {
-            let with_bound: Vec<_> = labels.iter().copied().chain([("le", bound.as_str())]).collect();
+            let with_bound: Vec<_> = labels
+                .iter()
+                .copied()
+                .chain([("le", bound.as_str())])
+                .collect();
             let _ = writeln!(samples, "{name}_bucket{} {count}", braces(&with_bound));
         }
         let labels = braces(labels);
@@ -265,9 +375,17 @@ impl Page {
             failed.insert((check.check.as_str(), rail), ());
         }
         for (check, rail) in failed.keys() {
-            self.add("rail_cni_check_failed", &[("check", *check), ("rail", rail)], 1);
+            self.add(
+                "rail_cni_check_failed",
+                &[("check", *check), ("rail", rail)],
+                1,
+            );
         }
-        let warnings = doctor.checks.iter().filter(|check| check.verdict == "warn").count();
+        let warnings = doctor
+            .checks
+            .iter()
+            .filter(|check| check.verdict == "warn")
+            .count();
         self.add("rail_cni_check_warnings", &[], count(warnings));
     }
 
@@ -278,11 +396,20 @@ impl Page {
             let has_carrier = matches!(rail.pf.link.as_str(), "up" | "in-pod");
             self.add("rail_cni_carrier", &labels, u64::from(has_carrier));
             for (counter, count) in rail.pf.counted.iter().flatten().take(MOST_COUNTERS) {
-                self.add("rail_cni_pf_faults_total", &[labels[0], labels[1], ("counter", counter)], *count);
+                self.add(
+                    "rail_cni_pf_faults_total",
+                    &[labels[0], labels[1], ("counter", counter)],
+                    *count,
+                );
             }
             for (function, counters) in rail.rdma_counted.iter().take(MOST_FUNCTIONS) {
                 for (counter, count) in counters.iter().take(MOST_RDMA_COUNTERS) {
-                    let labels = [labels[0], labels[1], ("function", function), ("counter", counter)];
+                    let labels = [
+                        labels[0],
+                        labels[1],
+                        ("function", function),
+                        ("counter", counter),
+                    ];
                     self.add("rail_cni_rdma_faults_total", &labels, *count);
                 }
             }
@@ -293,18 +420,35 @@ impl Page {
                 ("free", rail.vfs.free),
                 ("other", rail.vfs.enabled.saturating_sub(known)),
             ] {
-                self.add("rail_cni_vfs", &[labels[0], labels[1], ("state", state)], number);
+                self.add(
+                    "rail_cni_vfs",
+                    &[labels[0], labels[1], ("state", state)],
+                    number,
+                );
             }
         }
-        // Zeros too, for the states that somebody is called for: an alert on a series that is absent is silent.
+        // Zeros too, for the states that somebody is called for: an alert on a series that is
+        // absent is silent.
         let mut states = BTreeMap::from(
-            ["live", "busy", "dead", "cut-off", "on-host", "returned", "missing", "elsewhere", "unknown"]
-                .map(|state| (state, 0)),
+            [
+                "live",
+                "busy",
+                "dead",
+                "cut-off",
+                "on-host",
+                "returned",
+                "missing",
+                "elsewhere",
+                "unknown",
+            ]
+            .map(|state| (state, 0)),
         );
         let mut dark = 0;
         for one in &status.attachments {
             *states.entry(one.state.as_str()).or_default() += 1;
-            dark += u64::from(one.state == "live" && one.link.as_deref().is_some_and(|link| link != "up"));
+            dark += u64::from(
+                one.state == "live" && one.link.as_deref().is_some_and(|link| link != "up"),
+            );
         }
         for (state, number) in states {
             self.add("rail_cni_attachments", &[("state", state)], number);
@@ -312,55 +456,85 @@ impl Page {
         self.add("rail_cni_attachments_without_carrier", &[], dark);
         self.add("rail_cni_pending", &[], count(status.pending.len()));
         self.add("rail_cni_lost_devices", &[], count(status.lost.len()));
-        self.add("rail_cni_unreadable_records", &[], count(status.unreadable.len()));
+        self.add(
+            "rail_cni_unreadable_records",
+            &[],
+            count(status.unreadable.len()),
+        );
     }
 
-    /// Who has the rails. The API server accepts only short names of a few signs, and a node has as many as devices; what a runtime
-    /// without it may say is left out.
+    /// Who has the rails. The API server accepts only short names of a few signs, and a node has as
+    /// many as devices; what a runtime without it may say is left out.
     fn of_pods(&mut self, status: &Status) {
-        let is_sign = |sign: u8| sign.is_ascii_lowercase() || sign.is_ascii_digit() || b"-.".contains(&sign);
+        let is_sign =
+            |sign: u8| sign.is_ascii_lowercase() || sign.is_ascii_digit() || b"-.".contains(&sign);
         let is_name = |name: &str| (1..=253).contains(&name.len()) && name.bytes().all(is_sign);
         let mut pods = BTreeSet::new();
         for one in status.attachments.iter().filter(|one| one.state == "live") {
             let pod = one.pod.as_deref().and_then(|pod| pod.split_once('/'));
-            if let Some((namespace, pod)) = pod.filter(|(namespace, pod)| is_name(namespace) && is_name(pod))
+            if let Some((namespace, pod)) =
+                pod.filter(|(namespace, pod)| is_name(namespace) && is_name(pod))
             {
                 let rail = one.rail.map(|rail| rail.to_string()).unwrap_or_default();
                 pods.insert((rail, one.pf.as_deref().unwrap_or_default(), namespace, pod));
             }
         }
         for (rail, pf, namespace, pod) in pods.iter().take(MOST_PODS) {
-            let labels =
-                [("rail", rail.as_str()), ("pf", pf), ("pod_namespace", namespace), ("pod_name", pod)];
+            let labels = [
+                ("rail", rail.as_str()),
+                ("pf", pf),
+                ("pod_namespace", namespace),
+                ("pod_name", pod),
+            ];
             self.add("rail_cni_pod", &labels, 1);
         }
     }
 
     fn of_cable(&mut self, cable: &Cable) {
-        const STATES: [&str; 6] = ["right", "wrong", "unplanned", "unnamed", "silent", "no-link"];
+        const STATES: [&str; 6] = [
+            "right",
+            "wrong",
+            "unplanned",
+            "unnamed",
+            "silent",
+            "no-link",
+        ];
         let number = cable.rail.map(|rail| rail.to_string()).unwrap_or_default();
-        let labels =
-            [("rail", number.as_str()), ("pf", cable.pf.as_str()), ("state", among(&cable.state, &STATES))];
+        let labels = [
+            ("rail", number.as_str()),
+            ("pf", cable.pf.as_str()),
+            ("state", among(&cable.state, &STATES)),
+        ];
         self.add("rail_cni_cable", &labels, 1);
     }
 
     fn of_show(&mut self, show: &Show) {
-        let mut states = BTreeMap::from(["live", "dead", "unknown", "unreadable"].map(|state| (state, 0)));
+        let mut states =
+            BTreeMap::from(["live", "dead", "unknown", "unreadable"].map(|state| (state, 0)));
         for lease in show.pools.iter().flat_map(|pool| &pool.leases) {
             *states.entry(lease.state.as_str()).or_default() += 1;
         }
         for (state, number) in states {
             self.add("rail_cni_leases", &[("state", state)], number);
         }
-        let allocations = show.pools.iter().filter(|pool| pool.prefix.is_some()).count();
+        let allocations = show
+            .pools
+            .iter()
+            .filter(|pool| pool.prefix.is_some())
+            .count();
         self.add("rail_cni_allocations", &[], count(allocations));
     }
 
     fn text(&self) -> String {
         let mut text = String::new();
         for (name, kind, help) in METRICS {
-            let Some(samples) = self.0.get(name) else { continue };
-            let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{samples}");
+            let Some(samples) = self.0.get(name) else {
+                continue;
+            };
+            let _ = write!(
+                text,
+                "# HELP {name} {help}\n# TYPE {name} {kind}\n{samples}"
+            );
         }
         text
     }
@@ -371,9 +545,21 @@ fn count(number: usize) -> u64 {
 }
 
 fn braces(labels: &[(&str, &str)]) -> String {
-    let escaped = |value: &str| value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-    let pairs: Vec<_> = labels.iter().map(|(key, value)| format!("{key}=\"{}\"", escaped(value))).collect();
-    if pairs.is_empty() { String::new() } else { format!("{{{}}}", pairs.join(",")) }
+    let escaped = |value: &str| {
+        value
+            .replace('\\', "\\\\")
+            .replace('"', "\\\"")
+            .replace('\n', "\\n")
+    };
+    let pairs: Vec<_> = labels
+        .iter()
+        .map(|(key, value)| format!("{key}=\"{}\"", escaped(value)))
+        .collect();
+    if pairs.is_empty() {
+        String::new()
+    } else {
+        format!("{{{}}}", pairs.join(","))
+    }
 }
 
 #[cfg(test)]
@@ -381,17 +567,30 @@ mod tests {
     use super::*;
 
     fn call(verb: &str, code: u32, micros: u64) -> Call {
-        Call { plugin: "rail-cni".to_owned(), verb: verb.to_owned(), code, micros, ..Call::default() }
+        Call {
+            plugin: "rail-cni".to_owned(),
+            verb: verb.to_owned(),
+            code,
+            micros,
+            ..Call::default()
+        }
     }
 
     #[test]
     fn calls_are_counted_by_verb_and_code_and_measured() {
         let mut metrics = Metrics::default();
-        for one in [call("ADD", 0, 20_000), call("ADD", 11, 30_001), call("DEL", 0, 70_000_000)] {
+        for one in [
+            call("ADD", 0, 20_000),
+            call("ADD", 11, 30_001),
+            call("DEL", 0, 70_000_000),
+        ] {
             metrics.count(&one);
         }
         assert!(metrics.text().contains("\nrail_cni_heals_total 0\n"));
-        metrics.count(&Call { restored: vec!["a VF".to_owned()], ..call("CHECK", 0, 1) });
+        metrics.count(&Call {
+            restored: vec!["a VF".to_owned()],
+            ..call("CHECK", 0, 1)
+        });
         let text = metrics.text();
         for line in [
             r#"rail_cni_calls_total{plugin="rail-cni",verb="ADD",code="0"} 1"#,
@@ -404,7 +603,10 @@ mod tests {
             r#"rail_cni_call_duration_seconds_count{plugin="rail-cni",verb="ADD"} 2"#,
             "rail_cni_heals_total 1",
         ] {
-            assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
+            assert!(
+                text.lines().any(|other| other == line),
+                "{line} is not in\n{text}"
+            );
         }
     }
 
@@ -417,7 +619,11 @@ mod tests {
             one.pod = Some(format!("ns/pod-{code}"));
             metrics.count(&one);
         }
-        assert!(metrics.calls.len() <= MOST_SERIES + 1, "{}", metrics.calls.len());
+        assert!(
+            metrics.calls.len() <= MOST_SERIES + 1,
+            "{}",
+            metrics.calls.len()
+        );
         assert_eq!(metrics.durations.len(), 1);
         assert!(!metrics.text().contains("pod-"));
     }
@@ -435,7 +641,10 @@ mod tests {
             r#"rail_cni_calls_total{plugin="rail-cni",verb="ADD",code="0"} 2"#,
             r#"rail_cni_calls_total{plugin="rail-cni",verb="DEL",code="other"} 1"#,
         ] {
-            assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
+            assert!(
+                text.lines().any(|other| other == line),
+                "{line} is not in\n{text}"
+            );
         }
     }
 
@@ -457,18 +666,31 @@ mod tests {
             ready: Some(crate::ready::rails_ready(&Err(String::new()))),
             plan: Some(Plan::HeldBack(String::new())),
             plan_written: Some(1),
-            cables: Some(vec![Cable { rail: Some(3), state: "wrong".to_owned(), ..Cable::default() }]),
+            cables: Some(vec![Cable {
+                rail: Some(3),
+                state: "wrong".to_owned(),
+                ..Cable::default()
+            }]),
             api_up: Some(false),
             names_pods: true,
             ..Metrics::default()
         };
         let tested = serde_json::json!({"rails": [{"rail": 3, "pf": "a", "state": "wrong"}]});
-        metrics.tested.add(serde_json::from_value(tested).unwrap(), "2026-01-01T00:00:00Z".parse().unwrap());
+        metrics.tested.add(
+            serde_json::from_value(tested).unwrap(),
+            "2026-01-01T00:00:00Z".parse().unwrap(),
+        );
         metrics.host_errors.insert("railctl", 1);
         metrics.count(&call("ADD", 0, 1));
         let text = metrics.text();
-        let written: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
-        let listed: Vec<_> = METRICS.iter().map(|(name, kind, _)| format!("{name} {kind}")).collect();
+        let written: Vec<_> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE "))
+            .collect();
+        let listed: Vec<_> = METRICS
+            .iter()
+            .map(|(name, kind, _)| format!("{name} {kind}"))
+            .collect();
         assert_eq!(written, listed);
         for line in [
             r#"rail_cni_carrier{rail="3",pf="a\"b"} 0"#,
@@ -488,15 +710,22 @@ mod tests {
             "rail_cni_ready 0",
             r#"rail_cni_leases{state="live"} 1"#,
         ] {
-            assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
+            assert!(
+                text.lines().any(|other| other == line),
+                "{line} is not in\n{text}"
+            );
         }
-        let pods = text.lines().filter(|line| line.starts_with("rail_cni_pod{")).count();
+        let pods = text
+            .lines()
+            .filter(|line| line.starts_with("rail_cni_pod{"))
+            .count();
         assert_eq!(pods, 1, "neither one that is gone, nor what is no name");
         metrics.names_pods = false;
         assert!(!metrics.text().contains("trainer-0"));
     }
 
-    /// The words of the dashboard's queries that could be metrics, without the suffixes of histograms.
+    /// The words of the dashboard's queries that could be metrics, without the suffixes of
+    /// histograms.
     #[test]
     fn the_dashboard_queries_metrics_that_exist_and_shows_all_of_them() {
         let dashboard: serde_json::Value =
@@ -515,7 +744,10 @@ mod tests {
                 }
             }
         }
-        let listed = METRICS.iter().map(|(name, ..)| (*name).to_owned()).collect();
+        let listed = METRICS
+            .iter()
+            .map(|(name, ..)| (*name).to_owned())
+            .collect();
         assert_eq!(queried, listed);
     }
 }

@@ -1,7 +1,8 @@
 //! node.json of this node, made of the cluster's ConfigMap.
 //!
-//! The ConfigMap has a node.json for each class of machines, because the PCI addresses of the NICs differ between
-//! server models. The key is `node.CLASS.json`, and `node.json` for nodes without the label that names their class.
+//! The ConfigMap has a node.json for each class of machines, because the PCI addresses of the NICs
+//! differ between server models. The key is `node.CLASS.json`, and `node.json` for nodes without
+//! the label that names their class.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -62,10 +63,14 @@ impl From<Node> for Paths {
     }
 }
 
-/// Fails if the ConfigMap says that it is for another cluster. `uid` is that of the namespace kube-system, which no
-/// other cluster has; `None` if it is not known yet.
+/// Fails if the ConfigMap says that it is for another cluster. `uid` is that of the namespace
+/// kube-system, which no other cluster has; `None` if it is not known yet.
 pub fn check_cluster(data: &BTreeMap<String, String>, uid: Option<&str>) -> Result<()> {
-    let Some(meant) = data.get(CLUSTER).map(|meant| meant.trim()).filter(|meant| !meant.is_empty()) else {
+    let Some(meant) = data
+        .get(CLUSTER)
+        .map(|meant| meant.trim())
+        .filter(|meant| !meant.is_empty())
+    else {
         return Ok(());
     };
     match uid {
@@ -88,10 +93,14 @@ pub fn render(
 ) -> Result<(String, Paths)> {
     let key = class.map_or_else(|| NAME.to_owned(), |class| format!("node.{class}.json"));
     let Some(text) = data.get(&key) else {
-        let known: Vec<_> =
-            data.keys().filter(|key| key.starts_with("node.") && key.ends_with("json")).collect();
+        let known: Vec<_> = data
+            .keys()
+            .filter(|key| key.starts_with("node.") && key.ends_with("json"))
+            .collect();
         match class {
-            Some(class) => bail!("it has no key {key:?} for nodes of the class {class:?}, only {known:?}"),
+            Some(class) => {
+                bail!("it has no key {key:?} for nodes of the class {class:?}, only {known:?}")
+            }
             None => bail!(
                 "it has no key {key:?} for nodes without a class, only {known:?}: label this node with its class"
             ),
@@ -111,8 +120,8 @@ pub fn render(
     Ok((text, Paths::from(node)))
 }
 
-/// Fails if the plugins would have their state elsewhere, and would not find what there is of pods: the DEL of each would
-/// find no record, and its address would be given again.
+/// Fails if the plugins would have their state elsewhere, and would not find what there is of pods:
+/// the DEL of each would find no record, and its address would be given again.
 pub fn check_paths(host: &Host, new: &Paths) -> Result<()> {
     let old = Paths::of(host)?;
     let is_elsewhere = |old: &Path, new: &Path| {
@@ -120,9 +129,10 @@ pub fn check_paths(host: &Host, new: &Paths) -> Result<()> {
         let open = |path| host.dir(path).ok().flatten();
         old != new && open(old).is_some_and(|old| open(new).is_none_or(|new| !new.is_same(&old)))
     };
-    for (key, old_dir, new_dir) in
-        [("runDir", &old.run_dir, &new.run_dir), ("storeDir", &old.store_dir, &new.store_dir)]
-    {
+    for (key, old_dir, new_dir) in [
+        ("runDir", &old.run_dir, &new.run_dir),
+        ("storeDir", &old.store_dir, &new.store_dir),
+    ] {
         if !is_elsewhere(old_dir, new_dir) {
             continue;
         }
@@ -160,14 +170,21 @@ mod tests {
     use super::*;
 
     fn data(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        pairs
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect()
     }
 
     const RAILS: &str = r#"{"rails": [{"rail": 0, "pf": "0000:1a:00.0"}]}"#;
 
     #[test]
     fn the_class_of_a_node_selects_its_file_and_its_name_is_filled_in() {
-        let data = data(&[("node.json", "{}"), ("node.dgx.json", RAILS), ("fabric.yaml", "")]);
+        let data = data(&[
+            ("node.json", "{}"),
+            ("node.dgx.json", RAILS),
+            ("fabric.yaml", ""),
+        ]);
         let of = |class| render(&data, class, "worker-1").unwrap().0;
         assert!(
             of(Some("dgx")).contains("0000:1a:00.0")
@@ -175,7 +192,10 @@ mod tests {
         );
         assert!(!of(None).contains("rails"));
         let error = format!("{:#}", render(&data, Some("hgx"), "worker-1").unwrap_err());
-        assert!(error.contains("\"node.hgx.json\"") && error.contains("node.dgx.json"), "{error}");
+        assert!(
+            error.contains("\"node.hgx.json\"") && error.contains("node.dgx.json"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -183,11 +203,17 @@ mod tests {
         for (text, told) in [
             ("{", "EOF"),
             (r#"{"rail": []}"#, "rails?"),
-            (r#"{"rails": [{"rail": 0, "pf": "a"}, {"rail": 0, "pf": "a"}]}"#, "rail"),
+            (
+                r#"{"rails": [{"rail": 0, "pf": "a"}, {"rail": 0, "pf": "a"}]}"#,
+                "rail",
+            ),
             (r#"{"nodeName": "worker-2"}"#, "\"worker-1\""),
             (r#"{"runDir": "run"}"#, "runDir"),
         ] {
-            let error = format!("{:#}", render(&data(&[("node.json", text)]), None, "worker-1").unwrap_err());
+            let error = format!(
+                "{:#}",
+                render(&data(&[("node.json", text)]), None, "worker-1").unwrap_err()
+            );
             assert!(error.contains(told), "{text}: {error}");
         }
     }
@@ -198,7 +224,10 @@ mod tests {
         assert!(check_cluster(&mine, Some("1234")).is_ok());
         assert!(check_cluster(&data(&[]), None).is_ok());
         let error = check_cluster(&mine, Some("5678")).unwrap_err().to_string();
-        assert!(error.contains("\"1234\"") && error.contains("\"5678\""), "{error}");
+        assert!(
+            error.contains("\"1234\"") && error.contains("\"5678\""),
+            "{error}"
+        );
         assert!(check_cluster(&mine, None).is_err());
     }
 }

@@ -1,5 +1,5 @@
-//! Whether the rails of this node can be used, and what follows from it: a condition, a label, and the taint that keeps
-//! pods away.
+//! Whether the rails of this node can be used, and what follows from it: a condition, a label, and
+//! the taint that keeps pods away.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,8 @@ use crate::text::clean;
 
 /// The type of the condition that says whether pods with rails can start.
 pub const READY: &str = "RailsReady";
-/// The type of the condition that says whether node.json and the store are what the cluster's objects say.
+/// The type of the condition that says whether node.json and the store are what the cluster's
+/// objects say.
 pub const CURRENT: &str = "RailsPlanCurrent";
 // Reasons of it, by which the next agent knows what this one knew.
 const WRITTEN: &str = "Written";
@@ -53,12 +54,21 @@ pub fn rails_ready(doctor: &Result<Doctor, String>) -> Condition {
     let (is_true, reason, message) = match doctor {
         Err(why) => (false, "DoctorDidNotRun".to_owned(), why.clone()),
         Ok(doctor) => {
-            let fails: Vec<_> = doctor.checks.iter().filter(|check| check.verdict == "fail").collect();
-            let warnings = doctor.checks.iter().filter(|check| check.verdict == "warn").count();
+            let fails: Vec<_> = doctor
+                .checks
+                .iter()
+                .filter(|check| check.verdict == "fail")
+                .collect();
+            let warnings = doctor
+                .checks
+                .iter()
+                .filter(|check| check.verdict == "warn")
+                .count();
             match fails.first() {
                 _ if doctor.ready => {
-                    let message =
-                        format!("pods with rails can start; `railctl doctor` has {warnings} warnings");
+                    let message = format!(
+                        "pods with rails can start; `railctl doctor` has {warnings} warnings"
+                    );
                     (true, "DoctorPassed".to_owned(), message)
                 }
                 Some(first) => {
@@ -66,7 +76,11 @@ pub fn rails_ready(doctor: &Result<Doctor, String>) -> Condition {
                         Some(remedy) => format!("{}: {} -> {remedy}", check.check, check.text),
                         None => format!("{}: {}", check.check, check.text),
                     });
-                    (false, camel(&first.check), told.collect::<Vec<_>>().join("; "))
+                    (
+                        false,
+                        camel(&first.check),
+                        told.collect::<Vec<_>>().join("; "),
+                    )
                 }
                 None => (
                     false,
@@ -76,7 +90,12 @@ pub fn rails_ready(doctor: &Result<Doctor, String>) -> Condition {
             }
         }
     };
-    Condition { kind: READY, is_true, reason, message: clean(&message) }
+    Condition {
+        kind: READY,
+        is_true,
+        reason,
+        message: clean(&message),
+    }
 }
 
 impl Condition {
@@ -90,29 +109,53 @@ impl Condition {
     }
 }
 
-/// The condition [`READY`] of a node without node.json, whatever the doctor says: the plugins would work without the policy
-/// that its class may have.
+/// The condition [`READY`] of a node without node.json, whatever the doctor says: the plugins would
+/// work without the policy that its class may have.
 pub fn without_node_json(what_to_do: &str) -> Condition {
-    let message = clean(&format!("there is no /etc/rail-cni/node.json on this node: {what_to_do}"));
-    Condition { kind: READY, is_true: false, reason: "NoNodeJson".to_owned(), message }
+    let message = clean(&format!(
+        "there is no /etc/rail-cni/node.json on this node: {what_to_do}"
+    ));
+    Condition {
+        kind: READY,
+        is_true: false,
+        reason: "NoNodeJson".to_owned(),
+        message,
+    }
 }
 
 /// The condition [`READY`] of a node on which a plugin cannot be run.
 pub fn without_plugins(why: &str) -> Condition {
-    Condition { kind: READY, is_true: false, reason: "PluginDidNotRun".to_owned(), message: clean(why) }
+    Condition {
+        kind: READY,
+        is_true: false,
+        reason: "PluginDidNotRun".to_owned(),
+        message: clean(why),
+    }
 }
 
-/// The condition [`READY`] of a node whose store the plan has closed to new pods: rail-ipam refuses them.
+/// The condition [`READY`] of a node whose store the plan has closed to new pods: rail-ipam refuses
+/// them.
 pub fn closed_by_plan(why: &str) -> Condition {
-    Condition { kind: READY, is_true: false, reason: "ClosedByPlan".to_owned(), message: clean(why) }
+    Condition {
+        kind: READY,
+        is_true: false,
+        reason: "ClosedByPlan".to_owned(),
+        message: clean(why),
+    }
 }
 
 /// The condition [`READY`] of a node that refuses pods although the doctor finds nothing wrong.
 pub fn refusing(what: &str) -> Condition {
-    Condition { kind: READY, is_true: false, reason: "PodsRefused".to_owned(), message: clean(what) }
+    Condition {
+        kind: READY,
+        is_true: false,
+        reason: "PodsRefused".to_owned(),
+        message: clean(what),
+    }
 }
 
-/// The condition [`CURRENT`]; none before anything is known. Its reason also says for the next agent what [`was_named`] reads.
+/// The condition [`CURRENT`]; none before anything is known. Its reason also says for the next
+/// agent what [`was_named`] reads.
 pub fn plan_current(plan: &Plan, is_named: Option<bool>) -> Option<Condition> {
     let (is_true, reason, message) = match plan {
         Plan::Unknown => return None,
@@ -126,11 +169,16 @@ pub fn plan_current(plan: &Plan, is_named: Option<bool>) -> Option<Condition> {
             None => (false, "NotJudged", message),
         },
     };
-    Some(Condition { kind: CURRENT, is_true, reason: reason.to_owned(), message: clean(message) })
+    Some(Condition {
+        kind: CURRENT,
+        is_true,
+        reason: reason.to_owned(),
+        message: clean(message),
+    })
 }
 
-/// Whether the last plan that could be judged named the node, by the reason of its condition [`CURRENT`]; `None` if nobody
-/// knows, as on a node that was registered anew.
+/// Whether the last plan that could be judged named the node, by the reason of its condition
+/// [`CURRENT`]; `None` if nobody knows, as on a node that was registered anew.
 pub fn was_named(reason: &str) -> Option<bool> {
     match reason {
         WRITTEN | HELD_BACK | WAITS | REFUSED => Some(true),
@@ -141,29 +189,39 @@ pub fn was_named(reason: &str) -> Option<bool> {
 
 /// `pf-link` becomes `PfLink`: the reason of a condition is one word.
 fn camel(name: &str) -> String {
-    let words = name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    let words = name
+        .split(|c: char| !c.is_ascii_alphanumeric())
+        .filter(|word| !word.is_empty());
     let mut camel = String::new();
     for word in words {
         let (first, rest) = word.split_at(1);
         camel.push_str(&first.to_ascii_uppercase());
         camel.push_str(rest);
     }
-    if camel.starts_with(|c: char| c.is_ascii_uppercase()) { camel } else { format!("Check{camel}") }
+    if camel.starts_with(|c: char| c.is_ascii_uppercase()) {
+        camel
+    } else {
+        format!("Check{camel}")
+    }
 }
 
-/// Whether pods may come to a node whose rails are there. Not before the plan is known, and only if the last one that could
-/// be judged names this node: else another one may have its prefixes. A node without prefixes takes none from others. Without
-/// an answer of railctl, nobody knows whether it has any.
+/// Whether pods may come to a node whose rails are there. Not before the plan is known, and only if
+/// the last one that could be judged names this node: else another one may have its prefixes. A
+/// node without prefixes takes none from others. Without an answer of railctl, nobody knows whether
+/// it has any.
 pub fn may_open(plan: &Plan, is_named: Option<bool>, show: Option<&Show>) -> bool {
     !is_unknown(plan) && (is_named == Some(true) || !has_prefixes(show))
 }
 
-/// Why the plan closes the store to new pods: the prefixes there may be another node's by now, or the plan has others for this
-/// node. `None` if it does not say so: what was closed stays so until a plan that names the node is written.
+/// Why the plan closes the store to new pods: the prefixes there may be another node's by now, or
+/// the plan has others for this node. `None` if it does not say so: what was closed stays so until
+/// a plan that names the node is written.
 pub fn closes<'a>(plan: &'a Plan, is_named: Option<bool>, show: Option<&Show>) -> Option<&'a str> {
     match plan {
         Plan::HeldBack(why) => Some(why),
-        Plan::NotNamed(why) | Plan::Refused(why) if is_named == Some(false) && has_prefixes(show) => {
+        Plan::NotNamed(why) | Plan::Refused(why)
+            if is_named == Some(false) && has_prefixes(show) =>
+        {
             Some(why)
         }
         _ => None,
@@ -190,7 +248,8 @@ pub enum Taint {
     Add,
 }
 
-/// Whether the rails are there or away, as far as new pods are concerned: what comes and goes is neither until it stays.
+/// Whether the rails are there or away, as far as new pods are concerned: what comes and goes is
+/// neither until it stays.
 #[derive(Debug, Default)]
 pub struct Steady {
     verdict: Option<bool>,
@@ -199,8 +258,9 @@ pub struct Steady {
 }
 
 impl Steady {
-    /// The verdict after a look at `now`; `None` before there is one. It changes when all looks have said the same for as long
-    /// as `patience`. Rails that are there at the first look, or come before they were called away, need no time.
+    /// The verdict after a look at `now`; `None` before there is one. It changes when all looks
+    /// have said the same for as long as `patience`. Rails that are there at the first look, or
+    /// come before they were called away, need no time.
     pub fn look(&mut self, is_ready: bool, now: Instant, patience: Duration) -> Option<bool> {
         if self.verdict == Some(is_ready) {
             self.since = None;
@@ -208,7 +268,10 @@ impl Steady {
         }
         let since = *self.since.get_or_insert(now);
         if (self.verdict.is_none() && is_ready) || now.duration_since(since) >= patience {
-            *self = Steady { verdict: Some(is_ready), since: None };
+            *self = Steady {
+                verdict: Some(is_ready),
+                since: None,
+            };
         }
         self.verdict
     }
@@ -229,7 +292,8 @@ pub struct Grounds {
     pub has_rails: bool,
 }
 
-/// Whether the taint goes or comes. Running pods do not mind it. A node without rails is not closed because it has none.
+/// Whether the taint goes or comes. Running pods do not mind it. A node without rails is not closed
+/// because it has none.
 pub fn taint(has_taint: bool, of: Grounds) -> Taint {
     let is_away = of.steady == Some(false) && of.has_rails;
     let is_there = of.is_ready && of.steady == Some(true);
@@ -258,7 +322,10 @@ mod tests {
             remedy: (*verdict == "fail").then(|| "mend it".to_owned()),
             ..Check::default()
         });
-        Doctor { ready: !verdicts.iter().any(|(_, verdict)| *verdict == "fail"), checks: checks.collect() }
+        Doctor {
+            ready: !verdicts.iter().any(|(_, verdict)| *verdict == "fail"),
+            checks: checks.collect(),
+        }
     }
 
     #[test]
@@ -268,53 +335,150 @@ mod tests {
             ready.is_true && ready.reason == "DoctorPassed" && ready.message.contains("1 warnings"),
             "{ready:?}"
         );
-        let lost = rails_ready(&Ok(doctor(&[("pf-link", "fail"), ("vfs", "ok"), ("pools", "fail")])));
+        let lost = rails_ready(&Ok(doctor(&[
+            ("pf-link", "fail"),
+            ("vfs", "ok"),
+            ("pools", "fail"),
+        ])));
         assert_eq!((lost.is_true, lost.reason.as_str()), (false, "PfLink"));
-        assert_eq!(lost.message, "pf-link: the pf-link -> mend it; pools: the pools -> mend it");
+        assert_eq!(
+            lost.message,
+            "pf-link: the pf-link -> mend it; pools: the pools -> mend it"
+        );
         let none = rails_ready(&Err("no rail-cni in /opt/cni/bin".to_owned()));
-        assert_eq!((none.is_true, none.reason.as_str()), (false, "DoctorDidNotRun"));
+        assert_eq!(
+            (none.is_true, none.reason.as_str()),
+            (false, "DoctorDidNotRun")
+        );
         assert_eq!(camel("net.d"), "NetD");
         assert_eq!(camel("0-x"), "Check0X");
     }
 
-    const OPEN: Grounds =
-        Grounds { is_closed: false, may_open: true, is_ready: true, steady: Some(true), has_rails: true };
+    const OPEN: Grounds = Grounds {
+        is_closed: false,
+        may_open: true,
+        is_ready: true,
+        steady: Some(true),
+        has_rails: true,
+    };
 
     #[test]
     fn the_taint_follows_the_plan_and_rails_that_stay_as_they_are() {
-        let away = Grounds { is_ready: false, steady: Some(false), ..OPEN };
+        let away = Grounds {
+            is_ready: false,
+            steady: Some(false),
+            ..OPEN
+        };
         for (has, of, expected) in [
             (true, OPEN, Taint::Remove),
             (false, OPEN, Taint::Keep),
             (false, away, Taint::Add),
             (true, away, Taint::Keep),
             // A flap, in both directions, and an agent that has just begun.
-            (false, Grounds { is_ready: false, ..OPEN }, Taint::Keep),
-            (true, Grounds { is_ready: false, ..OPEN }, Taint::Keep),
-            (true, Grounds { is_ready: true, ..away }, Taint::Keep),
-            (false, Grounds { is_ready: false, steady: None, ..OPEN }, Taint::Keep),
+            (
+                false,
+                Grounds {
+                    is_ready: false,
+                    ..OPEN
+                },
+                Taint::Keep,
+            ),
+            (
+                true,
+                Grounds {
+                    is_ready: false,
+                    ..OPEN
+                },
+                Taint::Keep,
+            ),
+            (
+                true,
+                Grounds {
+                    is_ready: true,
+                    ..away
+                },
+                Taint::Keep,
+            ),
+            (
+                false,
+                Grounds {
+                    is_ready: false,
+                    steady: None,
+                    ..OPEN
+                },
+                Taint::Keep,
+            ),
             // A node that has no rails, and one whose plan is not known.
-            (false, Grounds { has_rails: false, ..away }, Taint::Keep),
-            (true, Grounds { may_open: false, ..OPEN }, Taint::Keep),
-            (false, Grounds { may_open: false, ..OPEN }, Taint::Keep),
+            (
+                false,
+                Grounds {
+                    has_rails: false,
+                    ..away
+                },
+                Taint::Keep,
+            ),
+            (
+                true,
+                Grounds {
+                    may_open: false,
+                    ..OPEN
+                },
+                Taint::Keep,
+            ),
+            (
+                false,
+                Grounds {
+                    may_open: false,
+                    ..OPEN
+                },
+                Taint::Keep,
+            ),
             // A plan that closes the node.
-            (false, Grounds { is_closed: true, ..OPEN }, Taint::Add),
-            (false, Grounds { is_closed: true, has_rails: false, ..away }, Taint::Add),
-            (true, Grounds { is_closed: true, ..OPEN }, Taint::Keep),
+            (
+                false,
+                Grounds {
+                    is_closed: true,
+                    ..OPEN
+                },
+                Taint::Add,
+            ),
+            (
+                false,
+                Grounds {
+                    is_closed: true,
+                    has_rails: false,
+                    ..away
+                },
+                Taint::Add,
+            ),
+            (
+                true,
+                Grounds {
+                    is_closed: true,
+                    ..OPEN
+                },
+                Taint::Keep,
+            ),
         ] {
             assert_eq!(taint(has, of), expected, "{has} {of:?}");
         }
         let with = |link: &str| Status {
             rails: vec![crate::report::Rail {
-                pf: crate::report::Pf { link: link.to_owned(), ..Default::default() },
+                pf: crate::report::Pf {
+                    link: link.to_owned(),
+                    ..Default::default()
+                },
                 ..Default::default()
             }],
             ..Status::default()
         };
-        assert!(has_pf(&with("no-carrier")) && !has_pf(&with("missing")) && !has_pf(&Status::default()));
+        assert!(
+            has_pf(&with("no-carrier")) && !has_pf(&with("missing")) && !has_pf(&Status::default())
+        );
     }
 
-    /// A look each ten seconds: `+` the link is there, `-` it is away; below, the verdict: `?` none, `1` there, `0` away.
+    /// A look each ten seconds: `+` the link is there, `-` it is away; below, the verdict: `?`
+    /// none, `1` there, `0` away.
     #[test]
     fn a_link_that_comes_and_goes_changes_the_verdict_only_when_it_stays() {
         for (looks, verdicts) in [
@@ -325,7 +489,8 @@ mod tests {
             // It flaps: neither half is a minute long.
             ("+-----+-----+-----+", "1111111111111111111"),
             ("+-------+++++-+++++-+++++++", "111111100000000000000000001"),
-            // An agent that begins: rails that come need no time, and those that are away are given a minute.
+            // An agent that begins: rails that come need no time, and those that are away are given
+            // a minute.
             ("-----+", "?????1"),
             ("-------+", "??????00"),
             ("--+-----+", "??1111111"),
@@ -351,17 +516,27 @@ mod tests {
             assert_eq!(told, verdicts, "{looks}");
         }
         let (mut steady, now) = (Steady::default(), Instant::now());
-        assert_eq!(steady.look(false, now, Duration::ZERO), Some(false), "without patience");
+        assert_eq!(
+            steady.look(false, now, Duration::ZERO),
+            Some(false),
+            "without patience"
+        );
         assert_eq!(steady.look(true, now, Duration::ZERO), Some(true));
     }
 
     #[test]
     fn a_plan_closes_a_node_that_it_does_not_name_or_has_other_prefixes_for() {
         let with = |prefix: Option<&str>| Show {
-            pools: vec![Pool { prefix: prefix.map(str::to_owned), ..Pool::default() }],
+            pools: vec![Pool {
+                prefix: prefix.map(str::to_owned),
+                ..Pool::default()
+            }],
         };
         let (old, none) = (with(Some("172.16.0.0/31")), with(None));
-        let (held, away) = (Plan::HeldBack("h".to_owned()), Plan::NotNamed("n".to_owned()));
+        let (held, away) = (
+            Plan::HeldBack("h".to_owned()),
+            Plan::NotNamed("n".to_owned()),
+        );
         let refused = Plan::Refused("r".to_owned());
         for show in [Some(&old), None] {
             assert_eq!(closes(&held, Some(true), show), Some("h"));
@@ -371,8 +546,16 @@ mod tests {
                 assert_eq!(closes(&refused, is_named, show), None, "nobody knows");
             }
         }
-        assert_eq!(closes(&away, Some(false), Some(&none)), None, "it takes nothing from others");
-        for quiet in [Plan::Unknown, Plan::Unread(String::new()), Plan::Current(String::new())] {
+        assert_eq!(
+            closes(&away, Some(false), Some(&none)),
+            None,
+            "it takes nothing from others"
+        );
+        for quiet in [
+            Plan::Unknown,
+            Plan::Unread(String::new()),
+            Plan::Current(String::new()),
+        ] {
             assert_eq!(closes(&quiet, Some(false), Some(&old)), None, "{quiet:?}");
         }
     }
@@ -380,7 +563,10 @@ mod tests {
     #[test]
     fn a_node_is_opened_by_a_plan_that_names_it_or_if_it_has_no_prefixes() {
         let with = |prefix: Option<&str>| Show {
-            pools: vec![Pool { prefix: prefix.map(str::to_owned), ..Pool::default() }],
+            pools: vec![Pool {
+                prefix: prefix.map(str::to_owned),
+                ..Pool::default()
+            }],
         };
         let (old, none) = (with(Some("172.16.0.0/31")), with(None));
         for unknown in [Plan::Unknown, Plan::Unread("403".to_owned())] {
@@ -389,15 +575,34 @@ mod tests {
             }
         }
         let (not_named, refused) = (Plan::NotNamed(String::new()), Plan::Refused(String::new()));
-        for (plan, is_named) in [(&not_named, Some(false)), (&refused, Some(false)), (&refused, None)] {
-            assert!(!may_open(plan, is_named, Some(&old)) && !may_open(plan, is_named, None), "{plan:?}");
+        for (plan, is_named) in [
+            (&not_named, Some(false)),
+            (&refused, Some(false)),
+            (&refused, None),
+        ] {
+            assert!(
+                !may_open(plan, is_named, Some(&old)) && !may_open(plan, is_named, None),
+                "{plan:?}"
+            );
             assert!(may_open(plan, is_named, Some(&none)), "{plan:?}");
             // The next agent knows it, too.
-            assert_eq!(was_named(&plan_current(plan, is_named).unwrap().reason), is_named, "{plan:?}");
+            assert_eq!(
+                was_named(&plan_current(plan, is_named).unwrap().reason),
+                is_named,
+                "{plan:?}"
+            );
         }
-        for plan in [Plan::Current(String::new()), Plan::HeldBack(String::new()), refused] {
+        for plan in [
+            Plan::Current(String::new()),
+            Plan::HeldBack(String::new()),
+            refused,
+        ] {
             assert!(may_open(&plan, Some(true), Some(&old)), "{plan:?}");
-            assert_eq!(was_named(&plan_current(&plan, Some(true)).unwrap().reason), Some(true), "{plan:?}");
+            assert_eq!(
+                was_named(&plan_current(&plan, Some(true)).unwrap().reason),
+                Some(true),
+                "{plan:?}"
+            );
         }
     }
 }

@@ -183,7 +183,10 @@ pub struct Attachment {
 impl Attachment {
     /// Whether a pod may still use the device.
     pub fn is_alive(&self) -> bool {
-        !matches!(self.state.as_str(), "dead" | "cut-off" | "returned" | "missing")
+        !matches!(
+            self.state.as_str(),
+            "dead" | "cut-off" | "returned" | "missing"
+        )
     }
 }
 
@@ -296,8 +299,15 @@ impl Refused {
         struct Answer {
             refused: Refused,
         }
-        let message = if said.stderr.trim().is_empty() { "railctl said nothing" } else { said.stderr.trim() };
-        let unsaid = || Refused { message: message.to_owned(), ..Refused::default() };
+        let message = if said.stderr.trim().is_empty() {
+            "railctl said nothing"
+        } else {
+            said.stderr.trim()
+        };
+        let unsaid = || Refused {
+            message: message.to_owned(),
+            ..Refused::default()
+        };
         serde_json::from_str(&said.stdout).map_or_else(|_| unsaid(), |Answer { refused }| refused)
     }
 }

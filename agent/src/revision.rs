@@ -1,5 +1,5 @@
-//! Which revision of the plugins, of node.json and of the plan a node has, as labels: a rollout is seen by
-//! `kubectl get nodes -L`.
+//! Which revision of the plugins, of node.json and of the plan a node has, as labels: a rollout is
+//! seen by `kubectl get nodes -L`.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,11 @@ pub struct Revision {
 impl Revision {
     /// The labels, with those of `own` for what is not known.
     pub fn labels(&self, own: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-        let all = [(VERSION, &self.version), (NODE_JSON, &self.node_json), (PLAN, &self.plan)];
+        let all = [
+            (VERSION, &self.version),
+            (NODE_JSON, &self.node_json),
+            (PLAN, &self.plan),
+        ];
         let known = |(key, value): (&str, &Option<String>)| {
             let value = value.as_ref().or_else(|| own.get(key))?;
             Some((key.to_owned(), value.clone()))
@@ -40,7 +44,9 @@ impl Revision {
 /// `rail-cni 0.2.0 (06e5261b3831, changed)` becomes `0.2.0_06e5261b3831_changed`.
 pub fn version(said: &str) -> Option<String> {
     let (_, version) = said.trim().split_once(' ')?;
-    let words = version.split(|c: char| " (),".contains(c)).filter(|word| !word.is_empty());
+    let words = version
+        .split(|c: char| " (),".contains(c))
+        .filter(|word| !word.is_empty());
     Some(place::value(&words.collect::<Vec<_>>().join("_"))).filter(|value| !value.is_empty())
 }
 
@@ -66,7 +72,9 @@ mod tests {
 
     #[test]
     fn nodes_with_the_same_content_have_the_same_labels() {
-        let of = |name: &str, more: &str| node_json(&format!(r#"{{"nodeName": "{name}"{more}}}"#)).unwrap();
+        let of = |name: &str, more: &str| {
+            node_json(&format!(r#"{{"nodeName": "{name}"{more}}}"#)).unwrap()
+        };
         assert_eq!(of("a", ""), of("b", ""));
         assert_ne!(of("a", ""), of("a", r#", "rails": []"#));
         assert_eq!((node_json("{"), node_json("[]")), (None, None));
@@ -77,7 +85,10 @@ mod tests {
     #[test]
     fn a_version_is_the_value_of_a_label() {
         for (said, expected) in [
-            ("rail-cni 0.2.0 (06e5261b3831, changed)\n", Some("0.2.0_06e5261b3831_changed")),
+            (
+                "rail-cni 0.2.0 (06e5261b3831, changed)\n",
+                Some("0.2.0_06e5261b3831_changed"),
+            ),
             ("rail-cni 0.2.0 (06e5261b3831)", Some("0.2.0_06e5261b3831")),
             ("rail-cni 0.1.0", Some("0.1.0")),
             ("rail-cni ()", None),
@@ -89,11 +100,19 @@ mod tests {
 
     #[test]
     fn what_is_not_known_stays_as_it_was() {
-        let own = BTreeMap::from([(PLAN.to_owned(), "old".to_owned()), ("other".to_owned(), "x".to_owned())]);
-        let known = Revision { version: Some("1".to_owned()), ..Revision::default() };
+        let own = BTreeMap::from([
+            (PLAN.to_owned(), "old".to_owned()),
+            ("other".to_owned(), "x".to_owned()),
+        ]);
+        let known = Revision {
+            version: Some("1".to_owned()),
+            ..Revision::default()
+        };
         let labels = known.labels(&own);
-        let expected =
-            BTreeMap::from([(PLAN.to_owned(), "old".to_owned()), (VERSION.to_owned(), "1".to_owned())]);
+        let expected = BTreeMap::from([
+            (PLAN.to_owned(), "old".to_owned()),
+            (VERSION.to_owned(), "1".to_owned()),
+        ]);
         assert_eq!(labels, expected);
     }
 }

@@ -1,4 +1,5 @@
-//! A new node.json or plan goes to a share of the nodes: each finds out for itself whether that includes it.
+//! A new node.json or plan goes to a share of the nodes: each finds out for itself whether that
+//! includes it.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::ResourceExt as _;
@@ -14,21 +15,29 @@ pub const PAUSED: &str = "rail-cni/rollout-paused";
 /// The label of nodes that are of every share, also of a rollout that is paused.
 const FIRST: &str = "rail-cni/rollout-first";
 
-/// Why this node keeps the node.json and plan that it has; `None` if it takes what the cluster says.
+/// Why this node keeps the node.json and plan that it has; `None` if it takes what the cluster
+/// says.
 pub fn waits(map: &ConfigMap, name: &str, node: Option<&Node>) -> Option<String> {
     let percent = map.annotations().get(PERCENT)?;
     if node.is_some_and(|node| api::label(node, FIRST).is_some()) {
         return None;
     }
     if let Some(by) = map.annotations().get(PAUSED) {
-        return Some(format!("the rollout is paused, because {by:?} was not ready after it ({PAUSED})"));
+        return Some(format!(
+            "the rollout is paused, because {by:?} was not ready after it ({PAUSED})"
+        ));
     }
     let Ok(share @ 0..=100) = percent.trim().trim_end_matches('%').parse::<u64>() else {
-        return Some(format!("the annotation {PERCENT} {percent:?} is not a number from 0 to 100"));
+        return Some(format!(
+            "the annotation {PERCENT} {percent:?} is not a number from 0 to 100"
+        ));
     };
     let place = place(name);
-    let text =
-        || format!("the rollout covers {share} % of the nodes ({PERCENT}), and this one from {place} % on");
+    let text = || {
+        format!(
+            "the rollout covers {share} % of the nodes ({PERCENT}), and this one from {place} % on"
+        )
+    };
     (place > share).then(text)
 }
 
@@ -50,7 +59,10 @@ pub fn taken(csv: &str, name: &str, show: &Show) -> Option<String> {
     let (node, prefix) = (column("node")?, column("prefix")?);
     rows.find_map(|row| {
         let (owner, prefix) = (*row.get(node)?, *row.get(prefix)?);
-        let is_ours = show.pools.iter().any(|pool| pool.prefix.as_deref() == Some(prefix));
+        let is_ours = show
+            .pools
+            .iter()
+            .any(|pool| pool.prefix.as_deref() == Some(prefix));
         (is_ours && owner != name).then(|| format!("{prefix} belongs to {owner}"))
     })
 }
@@ -62,20 +74,29 @@ mod tests {
 
     fn map(percent: &str) -> ConfigMap {
         let mut map = ConfigMap::default();
-        map.annotations_mut().insert(PERCENT.to_owned(), percent.to_owned());
+        map.annotations_mut()
+            .insert(PERCENT.to_owned(), percent.to_owned());
         map
     }
 
     #[test]
     fn each_share_has_the_nodes_of_a_smaller_one_and_100_has_all() {
-        let names: Vec<_> = (0..1000).map(|number| format!("worker-gpu-{number}")).collect();
+        let names: Vec<_> = (0..1000)
+            .map(|number| format!("worker-gpu-{number}"))
+            .collect();
         let of = |percent: &str| -> Vec<_> {
-            names.iter().filter(|name| waits(&map(percent), name, None).is_none()).collect()
+            names
+                .iter()
+                .filter(|name| waits(&map(percent), name, None).is_none())
+                .collect()
         };
         assert!(of("0").is_empty() && of("100").len() == 1000);
         assert!(of("x").is_empty() && of("101").is_empty() && of("-1").is_empty());
         let (few, more) = (of("5"), of("50%"));
-        assert!((20..100).contains(&few.len()) && (400..600).contains(&more.len()), "{few:?}");
+        assert!(
+            (20..100).contains(&few.len()) && (400..600).contains(&more.len()),
+            "{few:?}"
+        );
         assert!(few.iter().all(|name| more.contains(name)));
         assert!(waits(&ConfigMap::default(), "n", None).is_none());
         let mut first = Node::default();
@@ -84,8 +105,13 @@ mod tests {
         assert!(waits(&map("0"), "n", Some(&Node::default())).is_some());
         let mut paused = map("100");
         assert!(can_pause(&paused) && !can_pause(&ConfigMap::default()));
-        paused.annotations_mut().insert(PAUSED.to_owned(), "a".to_owned());
-        assert!(!can_pause(&paused) && waits(&paused, "n", None).is_some_and(|why| why.contains("\"a\"")));
+        paused
+            .annotations_mut()
+            .insert(PAUSED.to_owned(), "a".to_owned());
+        assert!(
+            !can_pause(&paused)
+                && waits(&paused, "n", None).is_some_and(|why| why.contains("\"a\""))
+        );
         assert!(waits(&paused, "n", Some(&first)).is_none());
         // Of every version, or a rollout would jump with an upgrade.
         assert_eq!(place("worker-gpu-0"), 61);
@@ -93,11 +119,19 @@ mod tests {
 
     #[test]
     fn a_prefix_that_the_plan_gives_to_another_node_is_found() {
-        let pool = |prefix: &str| Pool { prefix: Some(prefix.to_owned()), ..Pool::default() };
-        let show = Show { pools: vec![pool("10.0.0.0/31"), pool("10.0.1.0/31")] };
+        let pool = |prefix: &str| Pool {
+            prefix: Some(prefix.to_owned()),
+            ..Pool::default()
+        };
+        let show = Show {
+            pools: vec![pool("10.0.0.0/31"), pool("10.0.1.0/31")],
+        };
         let csv = "node,rail,prefix\na,0,10.0.0.0/31\nb,1,10.0.2.0/31\n";
         assert_eq!(taken(csv, "a", &show), None);
-        assert_eq!(taken(csv, "b", &show).as_deref(), Some("10.0.0.0/31 belongs to a"));
+        assert_eq!(
+            taken(csv, "b", &show).as_deref(),
+            Some("10.0.0.0/31 belongs to a")
+        );
         assert_eq!(taken("", "b", &show), None);
     }
 }

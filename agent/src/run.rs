@@ -1,7 +1,8 @@
-//! `rail-agent run`: keeps node.json and the store of this node, and shows its rails to the cluster.
+//! `rail-agent run`: keeps node.json and the store of this node, and shows its rails to the
+//! cluster.
 //!
-//! Nothing that a pod's start needs waits for this process or for the API server: it writes files that the plugins
-//! read, and looks at what they left.
+//! Nothing that a pod's start needs waits for this process or for the API server: it writes files
+//! that the plugins read, and looks at what they left.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -38,7 +39,9 @@ use crate::node_json::{self, Paths};
 use crate::place::{self, Place};
 use crate::preflight;
 use crate::ready::{self, Condition, Grounds, Plan, Steady};
-use crate::report::{Attachment, Doctor, Listing, Made, Obstacle, Preflight, Refused, Show, Status};
+use crate::report::{
+    Attachment, Doctor, Listing, Made, Obstacle, Preflight, Refused, Show, Status,
+};
 use crate::revision::{self, Revision};
 use crate::rollout;
 use crate::serve::{self, Shared};
@@ -46,14 +49,15 @@ use crate::text::{clean, of, say};
 use crate::watch::{self, Seen};
 use crate::{claims, dranet};
 
-/// A plan is written again after this time even if nothing changed: somebody may have edited the store.
+/// A plan is written again after this time even if nothing changed: somebody may have edited the
+/// store.
 const RESYNC: Duration = Duration::from_secs(600);
-/// A plan that was not written is tried again after so many looks, and after this time at most: the pods may have
-/// ended, and a disk may have room again.
+/// A plan that was not written is tried again after so many looks, and after this time at most: the
+/// pods may have ended, and a disk may have room again.
 const AGAIN: u32 = 4;
 const AGAIN_AT_MOST: Duration = Duration::from_secs(60);
-/// After so many looks without a plan the condition says that there is none, so that an agent that starts changes it only if
-/// something is wrong.
+/// After so many looks without a plan the condition says that there is none, so that an agent that
+/// starts changes it only if something is wrong.
 const SILENT: u32 = 3;
 /// Conditions are written after this time though they are the same.
 const HEARTBEAT: Duration = Duration::from_secs(300);
@@ -90,7 +94,12 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     node: String,
     /// Namespace of the ConfigMap
-    #[arg(long, value_name = "NAME", env = "POD_NAMESPACE", default_value = "kube-system")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "POD_NAMESPACE",
+        default_value = "kube-system"
+    )]
     namespace: String,
     /// Name of this pod, for Events and for the lock
     #[arg(long, value_name = "NAME", env = "POD_NAME")]
@@ -107,7 +116,8 @@ pub struct RunArgs {
     /// Namespace of the CIDRPools [default: all namespaces]
     #[arg(long, value_name = "NAME")]
     cidrpools_namespace: Option<String>,
-    /// DaemonSet of this pod: once it is deleted or no longer selects the Node, labels and conditions are removed
+    /// DaemonSet of this pod: once it is deleted or no longer selects the Node, labels and
+    /// conditions are removed
     #[arg(long, value_name = "NAME", default_value = "rail-agent")]
     daemon_set: String,
     #[command(flatten)]
@@ -118,8 +128,8 @@ pub struct RunArgs {
     /// Address of /metrics
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9810", value_parser = socket_address)]
     listen: SocketAddr,
-    /// Directory of a Secret with tls.crt, tls.key and token: serve /metrics over TLS to clients with the token;
-    /// required unless the address is local
+    /// Directory of a Secret with tls.crt, tls.key and token: serve /metrics over TLS to clients
+    /// with the token; required unless the address is local
     #[arg(long, value_name = "DIR")]
     metrics_secret: Option<PathBuf>,
     /// Add namespace and name of each pod with a rail to the metrics
@@ -131,7 +141,8 @@ pub struct RunArgs {
     /// Seconds between runs of `railctl doctor` while no check fails
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     doctor_interval: u64,
-    /// Seconds between runs of `railctl cables`, which listens to the leaves for half a minute; 0: never
+    /// Seconds between runs of `railctl cables`, which listens to the leaves for half a minute; 0:
+    /// never
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(0..=86400))]
     cables_interval: u64,
     /// Seconds between runs of `railctl preflight`, while no pod of the node has a rail; 0: never
@@ -143,8 +154,8 @@ pub struct RunArgs {
     /// Seconds between runs of `railctl reap`; 0: never
     #[arg(long, value_name = "SECONDS", default_value_t = 900, value_parser = clap::value_parser!(u64).range(0..=86400))]
     reap_interval: u64,
-    /// Serve the kubelet's device plugin API: offer the devices of the rails as this resource, or for a pattern such as
-    /// nvidia.com/rail-{rail} as one resource per rail; empty: no resource
+    /// Serve the kubelet's device plugin API: offer the devices of the rails as this resource, or
+    /// for a pattern such as nvidia.com/rail-{rail} as one resource per rail; empty: no resource
     #[arg(long, value_name = "RESOURCE", default_value = "", value_parser = devices::resource)]
     resource: String,
     /// Be DRANET's profile provider, on the socket dranet/provider.sock in the run directory
@@ -155,13 +166,17 @@ pub struct RunArgs {
     claim_interval: u64,
 }
 
-/// An address and a port. An IPv6 address needs no brackets: Kubernetes gives that of the host without.
+/// An address and a port. An IPv6 address needs no brackets: Kubernetes gives that of the host
+/// without.
 fn socket_address(text: &str) -> Result<SocketAddr, String> {
     let split = || {
         let (address, port) = text.rsplit_once(':')?;
         Some(SocketAddr::new(address.parse().ok()?, port.parse().ok()?))
     };
-    text.parse().ok().or_else(split).ok_or_else(|| "must be an IP address, a colon and a port".to_owned())
+    text.parse()
+        .ok()
+        .or_else(split)
+        .ok_or_else(|| "must be an IP address, a colon and a port".to_owned())
 }
 
 /// `rail-agent run`.
@@ -200,7 +215,10 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
             never = agent.run() => return never,
             stopped = api::stopped() => stopped?,
         }
-        say("info", "stopped; running pods keep their rails, and pods start as before");
+        say(
+            "info",
+            "stopped; running pods keep their rails, and pods start as before",
+        );
         agent.leave().await;
         Ok(ExitCode::SUCCESS)
     })
@@ -216,25 +234,39 @@ fn begin(host: &Host, path: &Path, pod: Option<&str>) -> Result<(HostDir, Result
 /// The name of the lock in the run directory.
 pub const LOCK: &str = "agent.lock";
 
-/// One agent on a node: two of them would write each other's files. `rail-agent uninstall` counts as one.
-/// Returns what the other one wrote if it is not the only one.
+/// One agent on a node: two of them would write each other's files. `rail-agent uninstall` counts
+/// as one. Returns what the other one wrote if it is not the only one.
 pub fn lock(dir: &HostDir, pod: Option<&str>) -> Result<Result<File, String>> {
     let path = dir.at(LOCK);
-    let open = File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let open = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path);
     let mut file = open.with_context(|| format!("cannot open {} on the host", dir.shown(LOCK)))?;
     if let Err(error) = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         if error != rustix::io::Errno::WOULDBLOCK {
-            return Err(error).with_context(|| format!("cannot lock {} on the host", dir.shown(LOCK)));
+            return Err(error)
+                .with_context(|| format!("cannot lock {} on the host", dir.shown(LOCK)));
         }
-        return Ok(Err(clean(&std::fs::read_to_string(&path).unwrap_or_default())));
+        return Ok(Err(clean(
+            &std::fs::read_to_string(&path).unwrap_or_default(),
+        )));
     }
     file.set_len(0)?;
-    write!(file, "process {} of pod {}", std::process::id(), pod.unwrap_or("-"))?;
+    write!(
+        file,
+        "process {} of pod {}",
+        std::process::id(),
+        pod.unwrap_or("-")
+    )?;
     Ok(Ok(file))
 }
 
-/// An interval that differs from node to node and from time to time, by a tenth: a thousand nodes that start at once
-/// do not ask at once for ever.
+/// An interval that differs from node to node and from time to time, by a tenth: a thousand nodes
+/// that start at once do not ask at once for ever.
 pub fn jittered(interval: Duration) -> Duration {
     // The keys of each are random, and so is what it makes of nothing.
     let [a, b, c, d, ..] = RandomState::new().build_hasher().finish().to_ne_bytes();
@@ -245,7 +277,8 @@ pub fn jittered(interval: Duration) -> Duration {
 /// A plan for railctl.
 struct Source {
     text: Vec<u8>,
-    /// The arguments with which railctl lists whose prefixes are whose; it refuses no more than with the others.
+    /// The arguments with which railctl lists whose prefixes are whose; it refuses no more than
+    /// with the others.
     csv: &'static [&'static str],
     arguments: &'static [&'static str],
     /// The option with which the same command writes nothing.
@@ -282,15 +315,16 @@ struct Agent {
     node: Option<Node>,
     /// Whether the last write of the Node failed, perhaps because that copy is old.
     is_refused: bool,
-    /// The ConfigMap of this look: node.json and the plan come from the same one. Empty if there is none, or if it is
-    /// another cluster's; `None` while it is not known.
+    /// The ConfigMap of this look: node.json and the plan come from the same one. Empty if there is
+    /// none, or if it is another cluster's; `None` while it is not known.
     config: Option<BTreeMap<String, String>>,
     /// What is wrong with the ConfigMap.
     config_error: Option<String>,
     /// Why a new node.json or plan is not for this node yet.
     waits: Option<String>,
     plan: Plan,
-    /// Whether the last plan that could be judged names this node, also before this agent began; `None` if nobody knows.
+    /// Whether the last plan that could be judged names this node, also before this agent began;
+    /// `None` if nobody knows.
     is_named: Option<bool>,
     /// How often nothing was known of the plan.
     looks_without_plan: u32,
@@ -330,15 +364,25 @@ struct Agent {
     told: HashMap<&'static str, String>,
 }
 
-/// The UIDs of pods, which the plugins tell: without it `kubectl describe pod` does not show an Event.
+/// The UIDs of pods, which the plugins tell: without it `kubectl describe pod` does not show an
+/// Event.
 type Uids = std::sync::Arc<std::sync::Mutex<HashMap<String, String>>>;
 
 fn uid_of(uids: &Uids, pod: &str) -> Option<String> {
-    uids.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get(pod).cloned()
+    uids.lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+        .get(pod)
+        .cloned()
 }
 
 impl Agent {
-    async fn new(args: RunArgs, host: Host, run_dir: HostDir, alive: Alive, tail: Tail) -> Result<Agent> {
+    async fn new(
+        args: RunArgs,
+        host: Host,
+        run_dir: HostDir,
+        alive: Alive,
+        tail: Tail,
+    ) -> Result<Agent> {
         let client = api::client().await?;
         let shared = Shared::default();
         shared.with(|metrics| metrics.names_pods = args.metrics_pods);
@@ -353,18 +397,33 @@ impl Agent {
             .then(|| watch::cidr_pools(&client, args.cidrpools_namespace.as_deref(), &shared));
         let nodes = watch::node(&client, &args.node, &shared);
         let resources = (!args.resource.is_empty()).then(|| {
-            Resources::new(&args.resource, &args.plugins_dir, Duration::from_secs(args.taint_after))
+            Resources::new(
+                &args.resource,
+                &args.plugins_dir,
+                Duration::from_secs(args.taint_after),
+            )
         });
         let now = Instant::now();
         let doctor = Err("`railctl doctor` has not run yet".to_owned());
-        say("info", &format!("rail-agent {} manages {}", env!("CARGO_PKG_VERSION"), args.node));
+        say(
+            "info",
+            &format!(
+                "rail-agent {} manages {}",
+                env!("CARGO_PKG_VERSION"),
+                args.node
+            ),
+        );
         let cables = match args.cables_interval {
             0 => Heard::default(),
-            interval => Heard::begin(args.plugins_dir.join(RAILCTL), Duration::from_secs(interval)),
+            interval => Heard::begin(
+                args.plugins_dir.join(RAILCTL),
+                Duration::from_secs(interval),
+            ),
         };
         Ok(Agent {
             cables,
-            // At once: an agent that starts anew before the interval has passed would otherwise never reap.
+            // At once: an agent that starts anew before the interval has passed would otherwise
+            // never reap.
             reap_due: (args.reap_interval != 0).then_some(now),
             preflight_due: (args.preflight_interval != 0).then_some(now),
             args,
@@ -409,10 +468,17 @@ impl Agent {
         })
     }
 
-    /// Takes its word back, if no other agent comes to this node: nobody would know when it is wrong. Else pods stay away until
-    /// that one offers the devices.
+    /// Takes its word back, if no other agent comes to this node: nobody would know when it is
+    /// wrong. Else pods stay away until that one offers the devices.
     async fn leave(&self) {
-        let RunArgs { node, namespace, daemon_set, pod, names, .. } = &self.args;
+        let RunArgs {
+            node,
+            namespace,
+            daemon_set,
+            pod,
+            names,
+            ..
+        } = &self.args;
         // A service of the host, which is started again by hand.
         if pod.is_none() {
             return;
@@ -420,9 +486,13 @@ impl Agent {
         let leave = async {
             if api::is_removed(&self.client, namespace, daemon_set, self.node.as_ref()).await? {
                 api::forget_with(&self.client, node, names).await?;
-                say("info", "no other agent follows this one: removed the labels and conditions of the Node");
+                say(
+                    "info",
+                    "no other agent follows this one: removed the labels and conditions of the Node",
+                );
             } else if self.resources.is_some() && self.has_rails && !names.taint.is_empty() {
-                // The kubelet counts the devices as unhealthy meanwhile, and fails pods for good that want one.
+                // The kubelet counts the devices as unhealthy meanwhile, and fails pods for good
+                // that want one.
                 api::add_taint(&self.client, node, &names.taint).await?;
                 tokio::time::sleep(UNDERWAY).await;
             }
@@ -477,7 +547,9 @@ impl Agent {
     fn has_another_node(&self) -> bool {
         let seen = self.nodes.borrow();
         match (seen.only(), &self.node) {
-            (Some(new), Some(old)) => !api::is_older(new, old) && api::concerns(new) != api::concerns(old),
+            (Some(new), Some(old)) => {
+                !api::is_older(new, old) && api::concerns(new) != api::concerns(old)
+            }
             (new, old) => new.is_some() != old.is_some(),
         }
     }
@@ -520,8 +592,13 @@ impl Agent {
             true => api::node(&self.client, &self.args.node).await.ok(),
             false => None,
         };
-        let is_older = |node: &Node| self.node.as_ref().is_some_and(|old| api::is_older(node, old));
-        // Of an answer, the version does not count: it begins again where the API server's store was restored.
+        let is_older = |node: &Node| {
+            self.node
+                .as_ref()
+                .is_some_and(|old| api::is_older(node, old))
+        };
+        // Of an answer, the version does not count: it begins again where the API server's store
+        // was restored.
         if let Some(node) = asked.or(watched.filter(|node| !is_older(node))) {
             // What a look without the Node has judged is newer.
             if self.node.is_none() && self.is_named.is_none() {
@@ -531,11 +608,15 @@ impl Agent {
         }
     }
 
-    /// Fails if the plugins have another run directory than this process: they would find no file for their calls, and
-    /// another agent no lock. The kubelet starts the container anew.
+    /// Fails if the plugins have another run directory than this process: they would find no file
+    /// for their calls, and another agent no lock. The kubelet starts the container anew.
     fn check_run_dir(&self) -> Result<()> {
-        let Ok(Some(paths)) = Paths::known(&self.host) else { return Ok(()) };
-        let Ok(dir) = self.host.dir(&paths.run_dir) else { return Ok(()) };
+        let Ok(Some(paths)) = Paths::known(&self.host) else {
+            return Ok(());
+        };
+        let Ok(dir) = self.host.dir(&paths.run_dir) else {
+            return Ok(());
+        };
         if dir.is_some_and(|dir| dir.is_same(&self.run_dir)) {
             return Ok(());
         }
@@ -547,7 +628,9 @@ impl Agent {
             self.run_dir.remove(name)?;
         }
         let path = paths.run_dir.display();
-        bail!("{path} is now the run directory of this node, or was recreated: rail-agent must restart")
+        bail!(
+            "{path} is now the run directory of this node, or was recreated: rail-agent must restart"
+        )
     }
 
     /// Logs an error when it comes, when it changes and when it goes.
@@ -582,35 +665,48 @@ impl Agent {
         });
     }
 
-    /// Runs railctl on the host, and returns what it printed as JSON. A command that found something has another exit
-    /// status than 0, and JSON all the same.
+    /// Runs railctl on the host, and returns what it printed as JSON. A command that found
+    /// something has another exit status than 0, and JSON all the same.
     async fn ask<T: DeserializeOwned>(&mut self, arguments: &[&str]) -> Result<T> {
         let said = self.railctl(arguments, b"").await?;
         let parsed = serde_json::from_str(&said.stdout).with_context(|| {
-            let told = if said.stderr.trim().is_empty() { "nothing" } else { said.stderr.trim() };
+            let told = if said.stderr.trim().is_empty() {
+                "nothing"
+            } else {
+                said.stderr.trim()
+            };
             format!("`railctl {}` on the host says {told}", arguments[0])
         });
         self.count_failed(RAILCTL, parsed)
     }
 
     async fn railctl(&self, arguments: &[&str], input: &[u8]) -> Result<Said> {
-        let arguments: Vec<&str> = arguments.iter().copied().chain(["--output", "json"]).collect();
+        let arguments: Vec<&str> = arguments
+            .iter()
+            .copied()
+            .chain(["--output", "json"])
+            .collect();
         let program = self.args.plugins_dir.join(RAILCTL);
         self.count_failed(RAILCTL, self.host.run(&program, &arguments, input).await)
     }
 
     fn count_failed<T>(&self, program: &'static str, done: Result<T>) -> Result<T> {
         done.inspect_err(|_| {
-            self.shared.with(|metrics| *metrics.host_errors.entry(program).or_default() += 1);
+            self.shared
+                .with(|metrics| *metrics.host_errors.entry(program).or_default() += 1);
         })
     }
 
     /// Writes node.json as the ConfigMap has it.
     async fn configure(&mut self) {
-        let Seen::All(maps) = self.config_map.borrow_and_update().clone() else { return };
+        let Seen::All(maps) = self.config_map.borrow_and_update().clone() else {
+            return;
+        };
         self.config = None;
         let map = maps.into_values().next();
-        let waits = map.as_ref().and_then(|map| rollout::waits(map, &self.args.node, self.node.as_ref()));
+        let waits = map
+            .as_ref()
+            .and_then(|map| rollout::waits(map, &self.args.node, self.node.as_ref()));
         if waits != self.waits {
             self.planned = None;
             self.waits = waits;
@@ -619,7 +715,8 @@ impl Agent {
             self.config = Some(BTreeMap::new());
             self.config_error = None;
             let name = format!("{}/{}", self.args.namespace, self.args.config_map);
-            let text = format!("there is no ConfigMap {name}: node.json of this node stays as it is");
+            let text =
+                format!("there is no ConfigMap {name}: node.json of this node stays as it is");
             return self.tell("node.json", Some(text));
         };
         let written = self.write_node_json(&data).await;
@@ -656,13 +753,16 @@ impl Agent {
         self.took = self.ready.is_true.then(Instant::now).or(self.took);
     }
 
-    /// Stops the rollout for the nodes that it has not reached, if this one has not been ready since it took what is new.
+    /// Stops the rollout for the nodes that it has not reached, if this one has not been ready
+    /// since it took what is new.
     async fn pause(&mut self) {
         let Some(took) = self.took else { return };
         if took.elapsed() > BLAMED {
             self.took = None;
         } else if self.closed.is_some() || self.is_steady == Some(false) {
-            let Seen::All(maps) = self.config_map.borrow().clone() else { return };
+            let Seen::All(maps) = self.config_map.borrow().clone() else {
+                return;
+            };
             let Some(map) = maps.into_values().next().filter(rollout::can_pause) else {
                 self.took = None;
                 return;
@@ -675,7 +775,11 @@ impl Agent {
                     &format!("not ready since this node took it: {}", self.ready.message),
                 );
             }
-            self.tell("rollout", done.err().map(|error| format!("the rollout goes on: {}", of(&error))));
+            self.tell(
+                "rollout",
+                done.err()
+                    .map(|error| format!("the rollout goes on: {}", of(&error))),
+            );
         }
     }
 
@@ -686,7 +790,9 @@ impl Agent {
         self.config = Some(BTreeMap::new());
         node_json::check_cluster(data, self.cluster.as_deref())?;
         self.config = Some(data.clone());
-        let Some(node) = &self.node else { bail!("the class of this node is not known yet") };
+        let Some(node) = &self.node else {
+            bail!("the class of this node is not known yet")
+        };
         let class = api::label(node, &self.args.class_label);
         let (text, paths) = node_json::render(data, class, &self.args.node)?;
         // A node that has none yet takes the new one.
@@ -695,7 +801,8 @@ impl Agent {
         }
         node_json::check_paths(&self.host, &paths)?;
         let run_dir = paths.run_dir;
-        // Neither the plugins nor the agent could begin. A storeDir that cannot be written refuses the plan alone.
+        // Neither the plugins nor the agent could begin. A storeDir that cannot be written refuses
+        // the plan alone.
         let _begun = begin(&self.host, &run_dir, self.args.pod.as_deref()).with_context(|| {
             format!(
                 "its runDir {} cannot be used on this node: leave it out, or name a directory that can be \
@@ -706,8 +813,8 @@ impl Agent {
         node_json::write(&self.host, &text)
     }
 
-    /// Makes the VFs that node.json asks for. Those that there are change only on a node that gets no new pods: the kubelet
-    /// may have given one to a pod that has not started yet.
+    /// Makes the VFs that node.json asks for. Those that there are change only on a node that gets
+    /// no new pods: the kubelet may have given one to a pod that has not started yet.
     async fn make_vfs(&mut self) {
         self.vfs_due = None;
         if !node_json::asks_for_vfs(&self.host) {
@@ -722,7 +829,10 @@ impl Agent {
                 let changed = made.pfs.iter().filter(|pf| pf.state == "changed");
                 let changed: Vec<_> = changed.map(|pf| pf.pf.as_str()).collect();
                 if !changed.is_empty() {
-                    say("info", &format!("made VFs as node.json asks on {}", changed.join(", ")));
+                    say(
+                        "info",
+                        &format!("made VFs as node.json asks on {}", changed.join(", ")),
+                    );
                     self.doctor_due = Instant::now();
                 }
                 let problems: Vec<_> = made.pfs.into_iter().filter_map(|pf| pf.problem).collect();
@@ -798,7 +908,10 @@ impl Agent {
     /// Why the plan was not read since the agent began.
     fn unread(&self) -> Plan {
         let why = match self.args.plan_from {
-            PlanFrom::Cidrpools => self.pools.as_ref().and_then(|pools| pools.borrow().unread()),
+            PlanFrom::Cidrpools => self
+                .pools
+                .as_ref()
+                .and_then(|pools| pools.borrow().unread()),
             _ => self.config_map.borrow().unread(),
         };
         let plan = |why| {
@@ -808,7 +921,8 @@ impl Agent {
         };
         // An answer that tells to ask later is no error for a while.
         let is_silent = self.looks_without_plan >= SILENT;
-        let why = why.or_else(|| is_silent.then(|| "the API server has not sent it yet".to_owned()));
+        let why =
+            why.or_else(|| is_silent.then(|| "the API server has not sent it yet".to_owned()));
         why.map_or(Plan::Unknown, plan)
     }
 
@@ -832,7 +946,11 @@ impl Agent {
             }
             Some(Ok(source)) => {
                 let is_same = |old: &[u8]| *old == source.text;
-                if self.planned.as_ref().is_some_and(|(old, due)| is_same(old) && Instant::now() < *due) {
+                if self
+                    .planned
+                    .as_ref()
+                    .is_some_and(|(old, due)| is_same(old) && Instant::now() < *due)
+                {
                     return;
                 }
                 let plan = self.write_plan(&source).await;
@@ -878,8 +996,8 @@ impl Agent {
         self.railctl(&arguments, &source.text).await
     }
 
-    /// What keeps a plan that changes this node's prefixes from being written; `None` if nothing does. A node that has none, or
-    /// that the plan does not name, waits for nobody.
+    /// What keeps a plan that changes this node's prefixes from being written; `None` if nothing
+    /// does. A node that has none, or that the plan does not name, waits for nobody.
     async fn hold(&mut self, source: &Source) -> Option<Plan> {
         let why = self.waits.clone()?;
         let show = match self.ask::<Show>(&["leases"]).await {
@@ -887,7 +1005,11 @@ impl Agent {
             Ok(_) => return None,
             Err(error) => return Some(Plan::Refused(of(&error))),
         };
-        let dry = self.plan(source, Some(source.dry)).await.ok().filter(|dry| dry.is_success)?;
+        let dry = self
+            .plan(source, Some(source.dry))
+            .await
+            .ok()
+            .filter(|dry| dry.is_success)?;
         let counts = counts(&report(&dry));
         if named_pools(&counts) == 0 || counts.keys().all(|change| change == "same") {
             return None;
@@ -895,12 +1017,17 @@ impl Agent {
         let program = self.args.plugins_dir.join(RAILCTL);
         let taken = match self.host.run(&program, source.csv, &source.text).await {
             Ok(said) if said.is_success => rollout::taken(&said.stdout, &self.args.node, &show),
-            Ok(said) => Some(format!("the owner of its prefixes is unknown: {}", said.stderr.trim())),
+            Ok(said) => Some(format!(
+                "the owner of its prefixes is unknown: {}",
+                said.stderr.trim()
+            )),
             Err(error) => Some(of(&error)),
         };
         Some(match taken {
             Some(taken) => Plan::HeldBack(format!("in the new plan {taken}, and {why}")),
-            None => Plan::Waits(format!("the plan has other prefixes for this node, and {why}")),
+            None => Plan::Waits(format!(
+                "the plan has other prefixes for this node, and {why}"
+            )),
         })
     }
 
@@ -914,26 +1041,42 @@ impl Agent {
         };
         if !said.is_success {
             // What could not be written may name this node or not.
-            let judged = self.plan(source, Some(source.dry)).await.ok().filter(|dry| dry.is_success);
+            let judged = self
+                .plan(source, Some(source.dry))
+                .await
+                .ok()
+                .filter(|dry| dry.is_success);
             let is_named = judged.map(|dry| named_pools(&counts(&report(&dry))) > 0);
             return refusal(&self.args.node, &Refused::of(&said), is_named);
         }
         let mut written = report(&said);
         let counts = counts(&written);
         if counts.keys().any(|change| change != "same") {
-            let shown: Vec<_> = counts.iter().map(|(change, count)| format!("{count} {change}")).collect();
-            say("info", &format!("wrote the plan to the store: {}", shown.join(", ")));
+            let shown: Vec<_> = counts
+                .iter()
+                .map(|(change, count)| format!("{count} {change}"))
+                .collect();
+            say(
+                "info",
+                &format!("wrote the plan to the store: {}", shown.join(", ")),
+            );
             self.take();
             self.doctor_due = Instant::now();
         }
         let pools = named_pools(&counts);
-        let warnings: Vec<_> =
-            written["warnings"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let warnings: Vec<_> = written["warnings"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
         let warnings = warnings.join("; ");
         if pools == 0 {
             let store = match counts.is_empty() {
                 true => "its store stays as it is",
-                false => "its prefixes were removed from its store, because another node replaces it",
+                false => {
+                    "its prefixes were removed from its store, because another node replaces it"
+                }
             };
             return not_named(&self.args.node, store, &warnings);
         }
@@ -944,15 +1087,27 @@ impl Agent {
         self.warned.clone_from(&warnings);
         let place = written["places"][self.args.node.as_str()].take();
         self.place = Some(serde_json::from_value(place).unwrap_or_default());
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs());
         self.shared.with(|metrics| metrics.plan_written = Some(now));
-        let more = if warnings.is_empty() { warnings } else { format!("; railctl warns: {warnings}") };
-        Plan::Current(format!("the store has this node's prefixes in {pools} pools, as planned{more}"))
+        let more = if warnings.is_empty() {
+            warnings
+        } else {
+            format!("; railctl warns: {warnings}")
+        };
+        Plan::Current(format!(
+            "the store has this node's prefixes in {pools} pools, as planned{more}"
+        ))
     }
 
     /// Reads rails, attachments and leases, and looks whether the plugins are there.
     async fn inspect(&mut self) {
-        let node_json = self.host.read(&Path::new(node_json::DIRECTORY).join(node_json::NAME)).ok().flatten();
+        let node_json = self
+            .host
+            .read(&Path::new(node_json::DIRECTORY).join(node_json::NAME))
+            .ok()
+            .flatten();
         self.revision.node_json = node_json.and_then(|text| revision::node_json(&text));
         let broken = self.try_plugins().await.err();
         if broken.is_some() != self.broken.is_some() {
@@ -998,8 +1153,11 @@ impl Agent {
             return;
         }
         let listing = self.ask::<Listing>(&["devices"]).await;
-        let offered = listing
-            .and_then(|listing| self.resources.as_mut().map_or(Ok(()), |resources| resources.offer(listing)));
+        let offered = listing.and_then(|listing| {
+            self.resources
+                .as_mut()
+                .map_or(Ok(()), |resources| resources.offer(listing))
+        });
         self.tell("devices", offered.err().map(|error| of(&error)));
     }
 
@@ -1019,11 +1177,16 @@ impl Agent {
         self.links = links;
         for (attachment, has_carrier) in changes {
             let Some(pod) = &attachment.pod else { continue };
-            let rail = attachment.rail.map_or_else(String::new, |rail| format!(" of rail {rail}"));
+            let rail = attachment
+                .rail
+                .map_or_else(String::new, |rail| format!(" of rail {rail}"));
             let (reason, what) = if has_carrier {
                 ("RailCarrierBack", "has a carrier again")
             } else {
-                ("RailCarrierLost", "has no carrier: check the cable and the leaf port")
+                (
+                    "RailCarrierLost",
+                    "has no carrier: check the cable and the leaf port",
+                )
             };
             self.report(News {
                 pod: Some((pod.clone(), uid_of(&self.uids, pod))),
@@ -1052,7 +1215,8 @@ impl Agent {
                     );
                 }
                 let returned = u64::try_from(returned).unwrap_or(u64::MAX);
-                self.shared.with(|metrics| metrics.reaped = metrics.reaped.saturating_add(returned));
+                self.shared
+                    .with(|metrics| metrics.reaped = metrics.reaped.saturating_add(returned));
                 self.tell("reap", None);
             }
             Err(error) => self.tell("reap", Some(of(&error))),
@@ -1063,8 +1227,11 @@ impl Agent {
     fn is_idle(&self) -> bool {
         self.ready.is_true
             && self.shared.with(|metrics| {
-                let (Some(status), Some(show)) = (&metrics.status, &metrics.show) else { return false };
-                !status.attachments.iter().any(Attachment::is_alive) && claims::holding(show).is_empty()
+                let (Some(status), Some(show)) = (&metrics.status, &metrics.show) else {
+                    return false;
+                };
+                !status.attachments.iter().any(Attachment::is_alive)
+                    && claims::holding(show).is_empty()
             })
     }
 
@@ -1072,14 +1239,24 @@ impl Agent {
     async fn preflight(&mut self) {
         let interval = Duration::from_secs(self.args.preflight_interval);
         let done = self.ask::<Preflight>(&["preflight"]).await;
-        let add = |preflight| self.shared.with(|metrics| metrics.tested.add(preflight, Timestamp::now()));
+        let add = |preflight| {
+            self.shared
+                .with(|metrics| metrics.tested.add(preflight, Timestamp::now()))
+        };
         let is_whole = done.map(add);
         // A pod came meanwhile, which may be gone soon.
-        let again = if matches!(is_whole, Ok(true)) { interval } else { interval.min(AGAIN_AT_MOST) };
+        let again = if matches!(is_whole, Ok(true)) {
+            interval
+        } else {
+            interval.min(AGAIN_AT_MOST)
+        };
         self.preflight_due = Some(Instant::now() + jittered(again));
         let wrong = self.tested().filter(|condition| !condition.is_true);
         let wrong = wrong.map(|condition| format!("preflight, {}", condition.message));
-        self.tell("preflight", is_whole.err().map(|error| of(&error)).or(wrong));
+        self.tell(
+            "preflight",
+            is_whole.err().map(|error| of(&error)).or(wrong),
+        );
     }
 
     fn tested(&self) -> Option<Condition> {
@@ -1095,28 +1272,40 @@ impl Agent {
         for (claim, _) in claims::ended(&self.client, &self.args.node, &holding).await? {
             let _alone = dranet::GIVING.write().await;
             // It may have been reserved again since. The kubelet prepares a claim only after that.
-            let again = claims::ended(&self.client, &self.args.node, std::slice::from_ref(&claim)).await?;
-            let Some((_, why)) = again.into_iter().next() else { continue };
+            let again =
+                claims::ended(&self.client, &self.args.node, std::slice::from_ref(&claim)).await?;
+            let Some((_, why)) = again.into_iter().next() else {
+                continue;
+            };
             let arguments = dranet::release(&claim.uid, &claim.device);
             let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
             let done = self.ask::<Value>(&arguments).await?;
             let name = claim.name.as_deref().unwrap_or(&claim.uid);
-            if done["refused"].as_array().is_some_and(|refused| !refused.is_empty()) {
+            if done["refused"]
+                .as_array()
+                .is_some_and(|refused| !refused.is_empty())
+            {
                 away.push(format!("{} of {name}", claim.device));
             } else {
                 say(
                     "info",
-                    &format!("the resource claim {name} has ended ({why}): its address is free again"),
+                    &format!(
+                        "the resource claim {name} has ended ({why}): its address is free again"
+                    ),
                 );
             }
         }
         if !away.is_empty() {
-            bail!("these claims have ended, and pods still have their devices: {}", away.join(", "));
+            bail!(
+                "these claims have ended, and pods still have their devices: {}",
+                away.join(", ")
+            );
         }
         Ok(())
     }
 
-    /// Lets rail-ipam refuse new pods where the plan says so. railctl ends that when it writes a plan that names the node.
+    /// Lets rail-ipam refuse new pods where the plan says so. railctl ends that when it writes a
+    /// plan that names the node.
     fn close(&mut self) {
         let show = self.shared.with(|metrics| metrics.show.clone());
         let wanted = ready::closes(&self.plan, self.is_named, show.as_ref()).map(clean);
@@ -1133,8 +1322,13 @@ impl Agent {
     /// Writes to the store why it is closed, unless it says so. Returns what it says.
     fn write_closed(&self, wanted: Option<&str>) -> Result<Option<String>> {
         let paths = Paths::of(&self.host)?;
-        let Some(name) = paths.node.map(|name| closed_name(&name)) else { return Ok(None) };
-        let there = self.host.read(&paths.store_dir.join(&name))?.map(|text| clean(&text));
+        let Some(name) = paths.node.map(|name| closed_name(&name)) else {
+            return Ok(None);
+        };
+        let there = self
+            .host
+            .read(&paths.store_dir.join(&name))?
+            .map(|text| clean(&text));
         match (wanted, self.host.dir(&paths.store_dir)?) {
             (Some(why), Some(dir)) if there.as_deref() != Some(why) => {
                 dir.write(&name, format!("{why}\n").as_bytes())?;
@@ -1148,17 +1342,31 @@ impl Agent {
     async fn judge(&mut self) {
         self.close();
         if Instant::now() >= self.doctor_due {
-            self.doctor = self.ask::<Doctor>(&["doctor"]).await.map_err(|error| of(&error));
+            self.doctor = self
+                .ask::<Doctor>(&["doctor"])
+                .await
+                .map_err(|error| of(&error));
             let is_ready = self.doctor.as_ref().is_ok_and(|doctor| doctor.ready);
             // A node that is not ready is looked at each time: somebody waits for it.
-            let again = if is_ready { self.args.doctor_interval } else { self.args.interval };
+            let again = if is_ready {
+                self.args.doctor_interval
+            } else {
+                self.args.interval
+            };
             self.doctor_due = Instant::now() + jittered(Duration::from_secs(again));
         }
         let condition = match node_json::is_missing(&self.host) {
             true => {
-                let why =
-                    self.told.get("node.json").map_or("the API server did not answer yet", String::as_str);
-                let RunArgs { class_label, config_map, namespace, .. } = &self.args;
+                let why = self
+                    .told
+                    .get("node.json")
+                    .map_or("the API server did not answer yet", String::as_str);
+                let RunArgs {
+                    class_label,
+                    config_map,
+                    namespace,
+                    ..
+                } = &self.args;
                 ready::without_node_json(&format!(
                     "{why}; label the node with its class ({class_label}=CLASS), and give the ConfigMap \
                      {namespace}/{config_map} the key node.CLASS.json; without the label it is node.json"
@@ -1171,18 +1379,30 @@ impl Agent {
             },
         };
         // What the doctor finds is nearer to the cause.
-        let refused = self.shared.with(|metrics| metrics.refusals.standing(Instant::now()));
+        let refused = self
+            .shared
+            .with(|metrics| metrics.refusals.standing(Instant::now()));
         let refused = refused.filter(|_| condition.is_true);
-        // A plan says at once that it closes the node, and at once that it does not. Refused pods bring no taint: without
-        // others, nobody would find out that the cause is gone.
+        // A plan says at once that it closes the node, and at once that it does not. Refused pods
+        // bring no taint: without others, nobody would find out that the cause is gone.
         if self.closed.is_none() {
             let patience = Duration::from_secs(self.args.taint_after);
-            self.is_steady = self.steady.look(condition.is_true, Instant::now(), patience);
+            self.is_steady = self
+                .steady
+                .look(condition.is_true, Instant::now(), patience);
         }
-        let condition = refused.map_or(condition, |what| ready::refusing(&what)).with(self.cables.wrong());
+        let condition = refused
+            .map_or(condition, |what| ready::refusing(&what))
+            .with(self.cables.wrong());
         self.ready = condition.clone();
         if !condition.is_true {
-            self.tell("ready", Some(format!("pods with rails cannot start: {}", condition.message)));
+            self.tell(
+                "ready",
+                Some(format!(
+                    "pods with rails cannot start: {}",
+                    condition.message
+                )),
+            );
         } else {
             self.tell("ready", None);
         }
@@ -1213,13 +1433,19 @@ impl Agent {
         self.is_refused = written.is_err();
         // Where there was nothing to write, nothing was asked.
         if self.is_refused || version(self) != before {
-            self.shared.with(|metrics| metrics.api_up = Some(written.is_ok()));
+            self.shared
+                .with(|metrics| metrics.api_up = Some(written.is_ok()));
         }
         match written {
             Ok(()) => self.tell("node", None),
-            Err(error) => {
-                self.tell("node", Some(format!("cannot write the Node {}: {}", self.args.node, of(&error))))
-            }
+            Err(error) => self.tell(
+                "node",
+                Some(format!(
+                    "cannot write the Node {}: {}",
+                    self.args.node,
+                    of(&error)
+                )),
+            ),
         }
     }
 
@@ -1235,12 +1461,19 @@ impl Agent {
     }
 
     async fn write_node(&mut self, conditions: &[Condition]) -> Result<()> {
-        let Some(node) = &self.node else { bail!("the API server did not answer yet") };
+        let Some(node) = &self.node else {
+            bail!("the API server did not answer yet")
+        };
         let names = &self.args.names;
         let is_ready = self.ready.is_true;
         let show = self.shared.with(|metrics| metrics.show.clone());
         let mut labels = match &show {
-            Some(show) => place::labels(show, self.place.as_ref(), &api::own_labels(node), &names.tier_label),
+            Some(show) => place::labels(
+                show,
+                self.place.as_ref(),
+                &api::own_labels(node),
+                &names.tier_label,
+            ),
             // Nobody knows the plan just now.
             None => api::own_labels(node),
         };
@@ -1248,17 +1481,27 @@ impl Agent {
         labels.retain(|key, _| !api::is_foreign(node, key));
         let may_open = ready::may_open(&self.plan, self.is_named, show.as_ref());
         if !names.ready_label.is_empty() {
-            // An agent that begins while there is no plan that it could judge takes no node away from pods.
+            // An agent that begins while there is no plan that it could judge takes no node away
+            // from pods.
             let is_unjudged = ready::is_unknown(&self.plan) || self.is_named.is_none();
             let is_open = is_unjudged && api::label(node, &names.ready_label) == Some("true");
-            labels.insert(names.ready_label.clone(), (is_ready && (may_open || is_open)).to_string());
+            labels.insert(
+                names.ready_label.clone(),
+                (is_ready && (may_open || is_open)).to_string(),
+            );
         }
         let taint = match names.taint.as_str() {
             "" => ready::Taint::Keep,
             key => {
                 let has_rails = api::had_taint(node, key) || self.has_rails;
                 let (is_closed, steady) = (self.closed.is_some(), self.is_steady);
-                let grounds = Grounds { is_closed, may_open, is_ready, steady, has_rails };
+                let grounds = Grounds {
+                    is_closed,
+                    may_open,
+                    is_ready,
+                    steady,
+                    has_rails,
+                };
                 ready::taint(api::has_taint(node, key), grounds)
             }
         };
@@ -1269,18 +1512,28 @@ impl Agent {
             self.node = Some(api::patch_conditions(client, name, &json!(changes)).await?);
         }
         // Each in a request of its own: what refuses the one does not keep the other.
-        let labelled = match self.node.as_ref().and_then(|node| api::label_change(node, &labels)) {
-            Some(change) => api::patch(client, name, &change).await.map(|node| self.node = Some(node)),
+        let labelled = match self
+            .node
+            .as_ref()
+            .and_then(|node| api::label_change(node, &labels))
+        {
+            Some(change) => api::patch(client, name, &change)
+                .await
+                .map(|node| self.node = Some(node)),
             None => Ok(()),
         };
         // With the version from before the other writes, it would be refused.
-        if let Some(change) = self.node.as_ref().and_then(|node| api::taint_change(node, taint, &names.taint))
+        if let Some(change) = self
+            .node
+            .as_ref()
+            .and_then(|node| api::taint_change(node, taint, &names.taint))
         {
             self.node = Some(api::patch(client, name, &change).await?);
             match taint {
-                ready::Taint::Remove => {
-                    say("info", &format!("the rails are ready: removed the taint {}", names.taint))
-                }
+                ready::Taint::Remove => say(
+                    "info",
+                    &format!("the rails are ready: removed the taint {}", names.taint),
+                ),
                 ready::Taint::Add => say(
                     "warn",
                     &format!(
@@ -1298,7 +1551,11 @@ impl Agent {
 /// The CIDRPools as a list for railctl.
 fn list<'a>(pools: impl Iterator<Item = &'a Arc<str>>) -> Vec<u8> {
     let items: Vec<&str> = pools.map(|text| &**text).collect();
-    format!(r#"{{"apiVersion": "v1", "kind": "List", "items": [{}]}}"#, items.join(",")).into_bytes()
+    format!(
+        r#"{{"apiVersion": "v1", "kind": "List", "items": [{}]}}"#,
+        items.join(",")
+    )
+    .into_bytes()
 }
 
 fn report(said: &Said) -> Value {
@@ -1312,46 +1569,72 @@ fn counts(report: &Value) -> BTreeMap<String, u64> {
 
 /// In how many pools the plan has a prefix for this node.
 fn named_pools(counts: &BTreeMap<String, u64>) -> u64 {
-    counts.iter().filter(|(change, _)| *change != "removed").map(|(_, count)| count).sum()
+    counts
+        .iter()
+        .filter(|(change, _)| *change != "removed")
+        .map(|(_, count)| count)
+        .sum()
 }
 
-/// A plan without this node removes nothing from its store, so that a mistake in the plan ends no pod; only one that names the
-/// node in its place does. But the fabric may have its prefixes on the cable of another node by now.
+/// A plan without this node removes nothing from its store, so that a mistake in the plan ends no
+/// pod; only one that names the node in its place does. But the fabric may have its prefixes on the
+/// cable of another node by now.
 fn not_named(node: &str, store: &str, said: &str) -> Plan {
-    let said = if said.is_empty() { String::new() } else { format!("; railctl says: {said}") };
+    let said = if said.is_empty() {
+        String::new()
+    } else {
+        format!("; railctl says: {said}")
+    };
     Plan::NotNamed(format!(
         "the plan of the cluster does not name this node {node}, and {store}: name it in the plan, or uninstall rail-cni \
          from it, because the plan may give its prefixes to other nodes{said}"
     ))
 }
 
-/// What it means that railctl refused a plan that names this node, or does not. Nobody knows that of one that it refuses to
-/// compare, too.
+/// What it means that railctl refused a plan that names this node, or does not. Nobody knows that
+/// of one that it refuses to compare, too.
 fn refusal(node: &str, refused: &Refused, is_named: Option<bool>) -> Plan {
-    let texts = |obstacles: &[Obstacle]| obstacles.iter().map(|one| one.text.clone()).collect::<Vec<_>>();
+    let texts = |obstacles: &[Obstacle]| {
+        obstacles
+            .iter()
+            .map(|one| one.text.clone())
+            .collect::<Vec<_>>()
+    };
     let holders = texts(&refused.leases).join("; ");
     let lines = refused.message.lines().map(|line| line.trim().to_owned());
-    let text = lines.chain(texts(&refused.taken)).take(LINES).collect::<Vec<_>>().join("; ");
+    let text = lines
+        .chain(texts(&refused.taken))
+        .take(LINES)
+        .collect::<Vec<_>>()
+        .join("; ");
     match (is_named, refused.leases.is_empty()) {
-        (Some(true), false) => {
-            Plan::HeldBack(format!("the new plan waits until these pods have ended: {holders}"))
-        }
-        (Some(false), false) => {
-            not_named(node, "its prefixes stay in its store until the pods that have them end", &holders)
-        }
+        (Some(true), false) => Plan::HeldBack(format!(
+            "the new plan waits until these pods have ended: {holders}"
+        )),
+        (Some(false), false) => not_named(
+            node,
+            "its prefixes stay in its store until the pods that have them end",
+            &holders,
+        ),
         (Some(false), true) => not_named(node, "its store stays as it is", &text),
-        _ => Plan::Refused(format!("the plan is refused, and the store stays as it is: {text}")),
+        _ => Plan::Refused(format!(
+            "the plan is refused, and the store stays as it is: {text}"
+        )),
     }
 }
 
 /// What of the rails makes another verdict likely.
 fn outline(status: &Status) -> Vec<(String, String, u64)> {
-    let of_rail = |rail: &crate::report::Rail| (rail.pf.name.clone(), rail.pf.link.clone(), rail.vfs.enabled);
+    let of_rail =
+        |rail: &crate::report::Rail| (rail.pf.name.clone(), rail.pf.link.clone(), rail.vfs.enabled);
     status.rails.iter().map(of_rail).collect()
 }
 
 /// The carrier of each device in a living pod, and those that pods must know of.
-fn carriers<'a>(before: &Carriers, attachments: &'a [Attachment]) -> (Carriers, Vec<(&'a Attachment, bool)>) {
+fn carriers<'a>(
+    before: &Carriers,
+    attachments: &'a [Attachment],
+) -> (Carriers, Vec<(&'a Attachment, bool)>) {
     let (mut links, mut changes) = (Carriers::new(), Vec::new());
     for one in attachments.iter().filter(|one| one.state == "live") {
         let Some(link) = &one.link else { continue };
@@ -1374,8 +1657,10 @@ fn carriers<'a>(before: &Carriers, attachments: &'a [Attachment]) -> (Carriers, 
 /// What to tell a pod about a call.
 fn news_of(call: &Call) -> Option<News> {
     let pod = call.pod.as_ref()?;
-    let mut what =
-        call.network.clone().map_or_else(|| call.plugin.clone(), |network| format!("network {network}"));
+    let mut what = call.network.clone().map_or_else(
+        || call.plugin.clone(),
+        |network| format!("network {network}"),
+    );
     if let Some(rail) = call.rail {
         what = format!("rail {rail}, {what}");
     }
@@ -1387,16 +1672,32 @@ fn news_of(call: &Call) -> Option<News> {
         _ if call.plugin != "rail-cni" => return None,
         (_, 0) if !call.restored.is_empty() => ("RailHealed", false, call.restored.join("; ")),
         (_, 0) => return None,
-        ("ADD", _) => ("RailRefused", true, call.message.clone().unwrap_or_default()),
-        ("CHECK", _) => ("RailDiffers", true, call.message.clone().unwrap_or_default()),
-        ("DEL", _) => ("RailNotReturned", true, call.message.clone().unwrap_or_default()),
+        ("ADD", _) => (
+            "RailRefused",
+            true,
+            call.message.clone().unwrap_or_default(),
+        ),
+        ("CHECK", _) => (
+            "RailDiffers",
+            true,
+            call.message.clone().unwrap_or_default(),
+        ),
+        ("DEL", _) => (
+            "RailNotReturned",
+            true,
+            call.message.clone().unwrap_or_default(),
+        ),
         _ => return None,
     };
     Some(News {
         pod: Some((pod.clone(), call.pod_uid.clone())),
         is_warning,
         reason,
-        action: clean(&format!("{} {}", call.verb, call.interface.as_deref().unwrap_or("-"))),
+        action: clean(&format!(
+            "{} {}",
+            call.verb,
+            call.interface.as_deref().unwrap_or("-")
+        )),
         note: format!("{what}: {note}"),
     })
 }
@@ -1413,7 +1714,9 @@ async fn read_calls(mut tail: Tail, shared: Shared, news: mpsc::Sender<News>, ui
                         metrics.refusals.count(call, Instant::now());
                     });
                     if let (Some(pod), Some(uid)) = (&call.pod, &call.pod_uid) {
-                        let mut uids = uids.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                        let mut uids = uids
+                            .lock()
+                            .unwrap_or_else(std::sync::PoisonError::into_inner);
                         if uids.len() >= PODS {
                             uids.clear();
                         }
@@ -1452,29 +1755,50 @@ mod tests {
     #[test]
     fn a_plan_that_hurts_pods_is_held_back_and_names_them() {
         let said = |stdout: Value, stderr: &str| {
-            Refused::of(&Said { is_success: false, stdout: stdout.to_string(), stderr: stderr.to_owned() })
+            Refused::of(&Said {
+                is_success: false,
+                stdout: stdout.to_string(),
+                stderr: stderr.to_owned(),
+            })
         };
         let refusal = |refused: &Refused, is_named| refusal("n", refused, is_named);
         let held = said(
             json!({"refused": {"reason": "held", "message": "no", "leases": [{"pod": "a/b", "text": "a/b has it"}]}}),
             "",
         );
-        let Plan::HeldBack(text) = refusal(&held, Some(true)) else { panic!() };
+        let Plan::HeldBack(text) = refusal(&held, Some(true)) else {
+            panic!()
+        };
         assert!(text.ends_with(": a/b has it"), "{text}");
-        let wrong = said(json!({"refused": {"reason": "invalid", "message": "2 faults:\n  x\n  y"}}), "");
-        let Plan::Refused(text) = refusal(&wrong, None) else { panic!() };
+        let wrong = said(
+            json!({"refused": {"reason": "invalid", "message": "2 faults:\n  x\n  y"}}),
+            "",
+        );
+        let Plan::Refused(text) = refusal(&wrong, None) else {
+            panic!()
+        };
         assert!(text.ends_with(": 2 faults:; x; y"), "{text}");
         let taken = json!({"refused": {"reason": "taken", "message": "no", "taken": [{"text": "b has it"}]}});
-        let Plan::Refused(text) = refusal(&said(taken, ""), Some(true)) else { panic!() };
+        let Plan::Refused(text) = refusal(&said(taken, ""), Some(true)) else {
+            panic!()
+        };
         assert!(text.ends_with(": no; b has it"), "{text}");
         // Another process has the store: no pod does.
-        let locked = said(json!({"refused": {"reason": "held", "message": "locked"}}), "");
+        let locked = said(
+            json!({"refused": {"reason": "held", "message": "locked"}}),
+            "",
+        );
         assert!(matches!(refusal(&locked, Some(true)), Plan::Refused(_)));
-        let Plan::Refused(text) = refusal(&said(Value::Null, "killed"), None) else { panic!() };
+        let Plan::Refused(text) = refusal(&said(Value::Null, "killed"), None) else {
+            panic!()
+        };
         assert!(text.ends_with(": killed"), "{text}");
-        // What does not name the node is no plan that waits for its pods, and what nobody could compare is none either.
+        // What does not name the node is no plan that waits for its pods, and what nobody could
+        // compare is none either.
         for (refused, told) in [(&held, "a/b has it"), (&wrong, "x; y")] {
-            let Plan::NotNamed(text) = refusal(refused, Some(false)) else { panic!() };
+            let Plan::NotNamed(text) = refusal(refused, Some(false)) else {
+                panic!()
+            };
             assert!(text.contains("node n") && text.ends_with(told), "{text}");
             assert!(matches!(refusal(refused, None), Plan::Refused(_)));
         }
@@ -1493,7 +1817,10 @@ mod tests {
         let step = |before: &Carriers, attachment: Attachment| {
             let list = [attachment];
             let (links, changes) = carriers(before, &list);
-            (links, changes.iter().map(|(_, is_up)| *is_up).collect::<Vec<_>>())
+            (
+                links,
+                changes.iter().map(|(_, is_up)| *is_up).collect::<Vec<_>>(),
+            )
         };
         let (links, changes) = step(&Carriers::new(), one("live", "no-carrier"));
         assert!(changes.is_empty());
@@ -1533,15 +1860,38 @@ mod tests {
         };
         let refused = news_of(&call("ADD", 11, &[])).unwrap();
         assert_eq!((refused.reason, refused.is_warning), ("RailRefused", true));
-        assert_eq!(refused.note, "rail 3, network rail-3, interface net4: no device");
-        assert_eq!(refused.pod, Some(("ai/trainer-0".to_owned(), Some("uid".to_owned()))));
-        let healed = news_of(&call("ADD", 0, &["ens1f0v0 was left behind by pod x: restoring it"])).unwrap();
+        assert_eq!(
+            refused.note,
+            "rail 3, network rail-3, interface net4: no device"
+        );
+        assert_eq!(
+            refused.pod,
+            Some(("ai/trainer-0".to_owned(), Some("uid".to_owned())))
+        );
+        let healed = news_of(&call(
+            "ADD",
+            0,
+            &["ens1f0v0 was left behind by pod x: restoring it"],
+        ))
+        .unwrap();
         assert_eq!((healed.reason, healed.is_warning), ("RailHealed", false));
         assert!(news_of(&call("ADD", 0, &[])).is_none());
         assert!(news_of(&call("DEL", 0, &[])).is_none());
         assert!(news_of(&call("STATUS", 50, &[])).is_none());
-        assert!(news_of(&Call { plugin: "rail-ipam".to_owned(), ..call("ADD", 11, &[]) }).is_none());
-        assert!(news_of(&Call { pod: None, ..call("ADD", 11, &[]) }).is_none());
+        assert!(
+            news_of(&Call {
+                plugin: "rail-ipam".to_owned(),
+                ..call("ADD", 11, &[])
+            })
+            .is_none()
+        );
+        assert!(
+            news_of(&Call {
+                pod: None,
+                ..call("ADD", 11, &[])
+            })
+            .is_none()
+        );
     }
 
     #[test]
@@ -1560,11 +1910,17 @@ mod tests {
     fn intervals_differ_by_a_tenth_in_both_directions() {
         let second = Duration::from_secs(1);
         let all: Vec<_> = (0..1000).map(|_| jittered(second).as_secs_f64()).collect();
-        assert!(all.iter().all(|one| (0.899..=1.101).contains(one)), "{all:?}");
+        assert!(
+            all.iter().all(|one| (0.899..=1.101).contains(one)),
+            "{all:?}"
+        );
         // That no one of 1000 is in a tenth of the range happens once in 10^45 runs.
         for tenth in 0..10 {
             let from = 0.9 + 0.02 * f64::from(tenth);
-            assert!(all.iter().any(|one| (from..from + 0.02).contains(one)), "{from}: {all:?}");
+            assert!(
+                all.iter().any(|one| (from..from + 0.02).contains(one)),
+                "{from}: {all:?}"
+            );
         }
     }
 }

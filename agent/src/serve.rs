@@ -1,4 +1,5 @@
-//! `/metrics`. Whoever connects and is slow costs nothing: the oldest connection ends where there are too many.
+//! `/metrics`. Whoever connects and is slow costs nothing: the oldest connection ends where there
+//! are too many.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -66,22 +67,30 @@ impl Secret {
         let shown = |name: &str| format!("cannot read {}", dir.join(name).display());
         let chain = CertificateDer::pem_file_iter(dir.join("tls.crt")).and_then(Iterator::collect);
         let chain: Vec<_> = chain.with_context(|| shown("tls.crt"))?;
-        let key = PrivateKeyDer::from_pem_file(dir.join("tls.key")).with_context(|| shown("tls.key"))?;
+        let key =
+            PrivateKeyDer::from_pem_file(dir.join("tls.key")).with_context(|| shown("tls.key"))?;
         let token = std::fs::read_to_string(dir.join("token")).with_context(|| shown("token"))?;
         if token.trim().len() < 16 {
-            bail!("{} has fewer than 16 characters", dir.join("token").display());
+            bail!(
+                "{} has fewer than 16 characters",
+                dir.join("token").display()
+            );
         }
         let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()
             .with_single_cert(chain, key)
             .with_context(|| format!("tls.crt and tls.key in {} do not match", dir.display()))?;
-        Ok(Secret { tls: TlsAcceptor::from(Arc::new(config)), token: format!("Bearer {}", token.trim()) })
+        Ok(Secret {
+            tls: TlsAcceptor::from(Arc::new(config)),
+            token: format!("Bearer {}", token.trim()),
+        })
     }
 }
 
-/// Serves at the address until the process ends. Fails if others than the processes of this node could read it without a
-/// secret. An address that another program has is asked for again: it is no reason to end.
+/// Serves at the address until the process ends. Fails if others than the processes of this node
+/// could read it without a secret. An address that another program has is asked for again: it is no
+/// reason to end.
 pub fn serve(address: SocketAddr, secret: Option<&Path>, shared: Shared) -> Result<()> {
     let access = match secret {
         Some(dir) => {
@@ -99,9 +108,10 @@ pub fn serve(address: SocketAddr, secret: Option<&Path>, shared: Shared) -> Resu
         let listener = loop {
             match TcpListener::bind(address).await {
                 Ok(listener) => break listener,
-                Err(error) if !is_told => {
-                    say("warn", &format!("cannot listen at {address}, so there are no metrics: {error}"))
-                }
+                Err(error) if !is_told => say(
+                    "warn",
+                    &format!("cannot listen at {address}, so there are no metrics: {error}"),
+                ),
                 Err(_) => (),
             }
             is_told = true;
@@ -155,18 +165,32 @@ async fn http(stream: impl AsyncRead + AsyncWrite + Unpin, token: Option<&str>, 
     let _ = server.serve_connection(TokioIo::new(stream), service).await;
 }
 
-fn answer(request: &Request<Incoming>, token: Option<&str>, shared: &Shared) -> Response<Full<Bytes>> {
-    let given = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
+fn answer(
+    request: &Request<Incoming>,
+    token: Option<&str>,
+    shared: &Shared,
+) -> Response<Full<Bytes>> {
+    let given = request
+        .headers()
+        .get(AUTHORIZATION)
+        .map(HeaderValue::as_bytes)
+        .unwrap_or_default();
     let is_known = token.is_none_or(|token| bool::from(token.as_bytes().ct_eq(given)));
     let (status, text) = match request.uri().path() {
-        _ if !is_known => (StatusCode::UNAUTHORIZED, "the token is missing or wrong\n".to_owned()),
+        _ if !is_known => (
+            StatusCode::UNAUTHORIZED,
+            "the token is missing or wrong\n".to_owned(),
+        ),
         "/metrics" => (StatusCode::OK, shared.with(|metrics| metrics.text())),
         _ => (StatusCode::NOT_FOUND, "use /metrics\n".to_owned()),
     };
     let mut response = Response::new(Full::new(Bytes::from(text)));
     *response.status_mut() = status;
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4"));
+    headers.insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static("text/plain; version=0.0.4"),
+    );
     if !is_known {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }

@@ -10,20 +10,30 @@ const LONGEST: usize = 900;
 /// Writes a line to stderr, which the runtime keeps: time, level, message.
 pub fn say(level: &str, message: &str) {
     let now = Timestamp::now();
-    let _ = writeln!(std::io::stderr().lock(), "{now:.3} {level:<5} {}", clean(message));
+    let _ = writeln!(
+        std::io::stderr().lock(),
+        "{now:.3} {level:<5} {}",
+        clean(message)
+    );
 }
 
-/// The text on one line, without what could control a terminal, and not too long: a pod's name or a network's error
-/// may be whatever a tenant wrote.
+/// The text on one line, without what could control a terminal, and not too long: a pod's name or a
+/// network's error may be whatever a tenant wrote.
 pub fn clean(text: &str) -> String {
     let is_unsafe = |c: char| {
         c.is_control()
             || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
-    let text: String = text.chars().map(|c| if is_unsafe(c) { ' ' } else { c }).collect();
+    let text: String = text
+        .chars()
+        .map(|c| if is_unsafe(c) { ' ' } else { c })
+        .collect();
     let mut clean = text.trim().to_owned();
     if clean.len() > LONGEST {
-        let end = (0..=LONGEST).rev().find(|end| clean.is_char_boundary(*end)).unwrap_or(0);
+        let end = (0..=LONGEST)
+            .rev()
+            .find(|end| clean.is_char_boundary(*end))
+            .unwrap_or(0);
         clean.truncate(end);
         clean.push('…');
     }
@@ -43,6 +53,10 @@ mod tests {
     fn a_text_of_a_tenant_is_one_short_line() {
         assert_eq!(clean(" a\nb\x1b[2Jc\u{202e}\u{2066}\u{9b} "), "a b [2Jc");
         let long = clean(&"é".repeat(1000));
-        assert!(long.len() <= LONGEST + '…'.len_utf8() && long.ends_with("é…"), "{}", long.len());
+        assert!(
+            long.len() <= LONGEST + '…'.len_utf8() && long.ends_with("é…"),
+            "{}",
+            long.len()
+        );
     }
 }

@@ -52,12 +52,15 @@ impl<V> Seen<V> {
     }
 }
 
-/// An error that stays the same is told again after this time, and what was too large is read again.
+/// An error that stays the same is told again after this time, and what was too large is read
+/// again.
 const AGAIN: Duration = Duration::from_secs(600);
-/// The most text that is kept of all objects of a kind. The CIDRPools of 8,192 nodes with 8 rails are 5.5 MiB, and twice as
-/// much with `status.allocations`; the memory of the agent, and of the railctl that it starts, is 512 MiB.
+/// The most text that is kept of all objects of a kind. The CIDRPools of 8,192 nodes with 8 rails
+/// are 5.5 MiB, and twice as much with `status.allocations`; the memory of the agent, and of the
+/// railctl that it starts, is 512 MiB.
 pub const LARGEST: usize = 16 << 20;
-/// Objects in an answer: one of them can have 1.5 MB of text, and while it is read it takes many times as much.
+/// Objects in an answer: one of them can have 1.5 MB of text, and while it is read it takes many
+/// times as much.
 const PAGE: u32 = 10;
 
 /// Watches the ConfigMap `name`.
@@ -70,19 +73,44 @@ pub fn config_map(
     let api = Api::<ConfigMap>::namespaced(client.clone(), namespace);
     let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
     // There is one, of 1 MiB at most.
-    let keep = Keep { of: |map| map, size: |_| 0 };
-    follow(api, config, format!("the ConfigMap {namespace}/{name}"), keep, shared)
+    let keep = Keep {
+        of: |map| map,
+        size: |_| 0,
+    };
+    follow(
+        api,
+        config,
+        format!("the ConfigMap {namespace}/{name}"),
+        keep,
+        shared,
+    )
 }
 
-/// Watches this Node. The API server answers from its memory, which may be a little old: a fleet that starts does not ask etcd.
+/// Watches this Node. The API server answers from its memory, which may be a little old: a fleet
+/// that starts does not ask etcd.
 pub fn node(client: &Client, name: &str, shared: &Shared) -> Receiver<Seen<Node>> {
-    let config = watcher::Config::default().fields(&format!("metadata.name={name}")).any_semantic();
-    let keep = Keep { of: |node| node, size: |_| 0 };
-    follow(Api::all(client.clone()), config, format!("the Node {name}"), keep, shared)
+    let config = watcher::Config::default()
+        .fields(&format!("metadata.name={name}"))
+        .any_semantic();
+    let keep = Keep {
+        of: |node| node,
+        size: |_| 0,
+    };
+    follow(
+        Api::all(client.clone()),
+        config,
+        format!("the Node {name}"),
+        keep,
+        shared,
+    )
 }
 
 /// Watches the CIDRPools of a namespace, or all: the text of each as railctl reads it.
-pub fn cidr_pools(client: &Client, namespace: Option<&str>, shared: &Shared) -> Receiver<Seen<Arc<str>>> {
+pub fn cidr_pools(
+    client: &Client,
+    namespace: Option<&str>,
+    shared: &Shared,
+) -> Receiver<Seen<Arc<str>>> {
     let kind = GroupVersionKind::gvk("nv-ipam.nvidia.com", "v1alpha1", "CIDRPool");
     let resource = ApiResource::from_gvk_with_plural(&kind, "cidrpools");
     let (api, what) = match namespace {
@@ -90,10 +118,22 @@ pub fn cidr_pools(client: &Client, namespace: Option<&str>, shared: &Shared) -> 
             Api::<DynamicObject>::namespaced_with(client.clone(), name, &resource),
             format!("the CIDRPools of the namespace {name}"),
         ),
-        None => (Api::all_with(client.clone(), &resource), "the CIDRPools".to_owned()),
+        None => (
+            Api::all_with(client.clone(), &resource),
+            "the CIDRPools".to_owned(),
+        ),
     };
-    let keep = Keep { of: manifest, size: |text: &Arc<str>| text.len() };
-    follow(api, watcher::Config::default().page_size(PAGE), what, keep, shared)
+    let keep = Keep {
+        of: manifest,
+        size: |text: &Arc<str>| text.len(),
+    };
+    follow(
+        api,
+        watcher::Config::default().page_size(PAGE),
+        what,
+        keep,
+        shared,
+    )
 }
 
 /// A CIDRPool for railctl. An object of a watch may lack its kind.
@@ -104,8 +144,7 @@ fn manifest(pool: DynamicObject) -> Arc<str> {
     // Ours say the rail and the leaf ports. That of kubectl is a second copy of the pool.
     let mut annotations = pool.metadata.annotations.unwrap_or_default();
     annotations.retain(|key, _| key.starts_with("rail-cni/"));
-    item["metadata"] =
-        json!({"name": pool.metadata.name, "namespace": pool.metadata.namespace, "annotations": annotations});
+    item["metadata"] = json!({"name": pool.metadata.name, "namespace": pool.metadata.namespace, "annotations": annotations});
     item.to_string().into()
 }
 
@@ -158,19 +197,28 @@ async fn follow_until_too_large<K, V>(
 {
     let mut objects = Objects::new(keep, LARGEST);
     let mut told: Option<(String, Instant)> = None;
-    let mut stream = std::pin::pin!(watcher::watcher(api.clone(), config.clone()).default_backoff());
+    let mut stream =
+        std::pin::pin!(watcher::watcher(api.clone(), config.clone()).default_backoff());
     while let Some(event) = stream.next().await {
         shared.with(|metrics| metrics.api_up = Some(event.is_ok()));
         match event {
             Ok(event) => {
                 if told.take().is_some() {
-                    say("info", &format!("the API server answers again about {what}"));
+                    say(
+                        "info",
+                        &format!("the API server answers again about {what}"),
+                    );
                 }
                 match objects.apply(event) {
                     Change::None => (),
-                    Change::Complete => drop(sender.send_replace(Seen::All(objects.all.by_name.clone()))),
+                    Change::Complete => {
+                        drop(sender.send_replace(Seen::All(objects.all.by_name.clone())))
+                    }
                     Change::TooLarge => {
-                        say("warn", &format!("{what} have more than {} MiB of text", LARGEST >> 20));
+                        say(
+                            "warn",
+                            &format!("{what} have more than {} MiB of text", LARGEST >> 20),
+                        );
                         sender.send_replace(Seen::TooLarge);
                         return;
                     }
@@ -189,8 +237,14 @@ async fn follow_until_too_large<K, V>(
                     }
                     _ => false,
                 });
-                if told.as_ref().is_none_or(|(old, then)| *old != text || then.elapsed() >= AGAIN) {
-                    say("warn", &format!("cannot read {what}, what is on this node stays as it is: {text}"));
+                if told
+                    .as_ref()
+                    .is_none_or(|(old, then)| *old != text || then.elapsed() >= AGAIN)
+                {
+                    say(
+                        "warn",
+                        &format!("cannot read {what}, what is on this node stays as it is: {text}"),
+                    );
                     told = Some((text, Instant::now()));
                 }
             }
@@ -215,7 +269,10 @@ struct Set<V> {
 
 impl<V> Set<V> {
     fn new() -> Set<V> {
-        Set { by_name: BTreeMap::new(), size: 0 }
+        Set {
+            by_name: BTreeMap::new(),
+            size: 0,
+        }
     }
 }
 
@@ -230,7 +287,8 @@ enum Change {
     TooLarge,
 }
 
-/// Objects as a watch tells them. Between `Init` and `InitDone` the list is not complete, and the old one counts.
+/// Objects as a watch tells them. Between `Init` and `InitDone` the list is not complete, and the
+/// old one counts.
 struct Objects<K, V> {
     keep: Keep<K, V>,
     largest: usize,
@@ -240,7 +298,12 @@ struct Objects<K, V> {
 
 impl<K: Resource, V> Objects<K, V> {
     fn new(keep: Keep<K, V>, largest: usize) -> Objects<K, V> {
-        Objects { keep, largest, all: Set::new(), next: None }
+        Objects {
+            keep,
+            largest,
+            all: Set::new(),
+            next: None,
+        }
     }
 
     fn apply(&mut self, event: watcher::Event<K>) -> Change {
@@ -259,9 +322,12 @@ impl<K: Resource, V> Objects<K, V> {
                 let set = self.next.get_or_insert_with(Set::new);
                 (set, key(&object), Some(of(object)), Change::None)
             }
-            watcher::Event::Apply(object) => {
-                (&mut self.all, key(&object), Some(of(object)), Change::Complete)
-            }
+            watcher::Event::Apply(object) => (
+                &mut self.all,
+                key(&object),
+                Some(of(object)),
+                Change::Complete,
+            ),
             watcher::Event::Delete(object) => (&mut self.all, key(&object), None, Change::Complete),
         };
         set.size += kept.as_ref().map_or(0, size);
@@ -298,7 +364,9 @@ mod tests {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
             };
-            tokio::time::timeout(Duration::from_secs(60), is_seen).await.unwrap();
+            tokio::time::timeout(Duration::from_secs(60), is_seen)
+                .await
+                .unwrap();
             assert!(matches!(*receiver.borrow(), Seen::Unread(_)));
         });
     }
@@ -306,12 +374,27 @@ mod tests {
     #[test]
     fn a_list_that_is_not_complete_replaces_nothing() {
         let object = |name: &str| ConfigMap {
-            metadata: kube::api::ObjectMeta { name: Some(name.to_owned()), ..Default::default() },
+            metadata: kube::api::ObjectMeta {
+                name: Some(name.to_owned()),
+                ..Default::default()
+            },
             ..ConfigMap::default()
         };
-        let mut objects = Objects::new(Keep { of: |map: ConfigMap| map, size: |_| 0 }, 0);
+        let mut objects = Objects::new(
+            Keep {
+                of: |map: ConfigMap| map,
+                size: |_| 0,
+            },
+            0,
+        );
         let names = |objects: &Objects<ConfigMap, ConfigMap>| {
-            objects.all.by_name.keys().map(|(_, name)| name.clone()).collect::<Vec<_>>().join(" ")
+            objects
+                .all
+                .by_name
+                .keys()
+                .map(|(_, name)| name.clone())
+                .collect::<Vec<_>>()
+                .join(" ")
         };
         assert_eq!(objects.apply(Event::Init), Change::None);
         assert_eq!(objects.apply(Event::InitApply(object("a"))), Change::None);
@@ -330,20 +413,36 @@ mod tests {
     fn pool(name: &str, more: serde_json::Value) -> DynamicObject {
         let mut object = json!({"metadata": {"name": name, "namespace": "n", "uid": "u", "managedFields": [{"manager": "m"}],
             "annotations": {"rail-cni/rail": "0", "kubectl.kubernetes.io/last-applied-configuration": "{}"}}});
-        object.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        object
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
         serde_json::from_value(object).unwrap()
     }
 
     fn pools(largest: usize) -> Objects<DynamicObject, Arc<str>> {
-        Objects::new(Keep { of: manifest, size: |text: &Arc<str>| text.len() }, largest)
+        Objects::new(
+            Keep {
+                of: manifest,
+                size: |text: &Arc<str>| text.len(),
+            },
+            largest,
+        )
     }
 
     #[test]
     fn of_a_pool_only_what_rail_ipam_reads_is_kept() {
         let mut objects = pools(LARGEST);
-        objects.apply(Event::Apply(pool("a", json!({"spec": {"cidr": "172.16.0.0/15"}}))));
-        let kept: Vec<serde_json::Value> =
-            objects.all.by_name.values().map(|text| serde_json::from_str(text).unwrap()).collect();
+        objects.apply(Event::Apply(pool(
+            "a",
+            json!({"spec": {"cidr": "172.16.0.0/15"}}),
+        )));
+        let kept: Vec<serde_json::Value> = objects
+            .all
+            .by_name
+            .values()
+            .map(|text| serde_json::from_str(text).unwrap())
+            .collect();
         assert_eq!(
             kept,
             [
@@ -374,7 +473,10 @@ mod tests {
         // In a list, the rest is not waited for.
         objects.apply(Event::Init);
         assert_eq!(objects.apply(Event::InitApply(of("a", 1000))), Change::None);
-        assert_eq!(objects.apply(Event::InitApply(of("b", 1000))), Change::TooLarge);
+        assert_eq!(
+            objects.apply(Event::InitApply(of("b", 1000))),
+            Change::TooLarge
+        );
         assert_eq!(count(&objects), 0);
     }
 

@@ -1,4 +1,5 @@
-//! Where is measured: a host with veth devices as VFs, pods, a node's configuration, and the plugins.
+//! Where is measured: a host with veth devices as VFs, pods, a node's configuration, and the
+//! plugins.
 
 use std::fs;
 use std::io::Write as _;
@@ -49,15 +50,25 @@ pub fn inside<T: Send>(
         ip("link set lo up")?;
         fs::write("/run/netns/host", "").map_err(|error| format!("/run/netns/host: {error}"))?;
         let own = Some("/proc/thread-self/ns/net");
-        mount(own, "/run/netns/host", None::<&str>, MsFlags::MS_BIND, None::<&str>)
-            .map_err(|errno| format!("cannot bind the namespace of the host: {errno}"))?;
+        mount(
+            own,
+            "/run/netns/host",
+            None::<&str>,
+            MsFlags::MS_BIND,
+            None::<&str>,
+        )
+        .map_err(|errno| format!("cannot bind the namespace of the host: {errno}"))?;
         write(
             "node.json",
             &json!({"nodeName": "bench", "runDir": format!("{DIR}/run"), "storeDir": format!("{DIR}/store"),
                 "policy": {"kinds": ["veth"]}})
             .to_string(),
         )?;
-        work(&mut Bed { tools, devices: Vec::new(), pods: Vec::new() })
+        work(&mut Bed {
+            tools,
+            devices: Vec::new(),
+            pods: Vec::new(),
+        })
     };
     std::thread::scope(|scope| {
         let ended = scope.spawn(inside).join();
@@ -67,8 +78,19 @@ pub fn inside<T: Send>(
 
 /// An empty file system in memory, whose number of files has no limit.
 pub fn mount_memory(path: &Path) -> Result<(), String> {
-    mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::empty(), Some("mode=700,nr_inodes=0"))
-        .map_err(|errno| format!("cannot mount an empty file system on {}: {errno}", path.display()))
+    mount(
+        Some("tmpfs"),
+        path,
+        Some("tmpfs"),
+        MsFlags::empty(),
+        Some("mode=700,nr_inodes=0"),
+    )
+    .map_err(|errno| {
+        format!(
+            "cannot mount an empty file system on {}: {errno}",
+            path.display()
+        )
+    })
 }
 
 /// Writes a file below [`DIR`].
@@ -82,11 +104,16 @@ pub fn write(name: &str, text: &str) -> Result<(), String> {
 
 /// `ip` with these arguments.
 pub fn ip(arguments: &str) -> Result<String, String> {
-    let output = Command::new("ip").args(arguments.split_whitespace()).output();
+    let output = Command::new("ip")
+        .args(arguments.split_whitespace())
+        .output();
     let output = output.map_err(|error| format!("ip: {error}"))?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(format!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim())),
+        false => Err(format!(
+            "ip {arguments}: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        )),
     }
 }
 
@@ -103,7 +130,11 @@ pub fn ip_batch_in(pod: &str, lines: &str) -> Result<(), String> {
 fn batch(options: &[&str], lines: &str) -> Result<(), String> {
     let told = |error: std::io::Error| format!("ip -batch: {error}");
     let mut command = Command::new("ip");
-    command.args(options).args(["-force", "-batch", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .args(options)
+        .args(["-force", "-batch", "-"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = command.spawn().map_err(told)?;
     if let Some(mut stdin) = child.stdin.take() {
         stdin.write_all(lines.as_bytes()).map_err(told)?;
@@ -111,15 +142,23 @@ fn batch(options: &[&str], lines: &str) -> Result<(), String> {
     let output = child.wait_with_output().map_err(told)?;
     match output.status.success() {
         true => Ok(()),
-        false => Err(format!("ip -batch: {}", String::from_utf8_lossy(&output.stderr).trim())),
+        false => Err(format!(
+            "ip -batch: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        )),
     }
 }
 
-/// The routes of a rail unless something else is measured: the other end of the rail's links, and for the first rail of
-/// a pod the whole fabric. The kernel refuses the latter twice unless its metric differs, as that of rail-cni does.
+/// The routes of a rail unless something else is measured: the other end of the rail's links, and
+/// for the first rail of a pod the whole fabric. The kernel refuses the latter twice unless its
+/// metric differs, as that of rail-cni does.
 pub fn routes(rail: usize, is_first: bool) -> Vec<String> {
     let own = format!("10.{rail}.128.0/17");
-    if is_first { vec![own, "10.0.0.0/8".to_owned()] } else { vec![own] }
+    if is_first {
+        vec![own, "10.0.0.0/8".to_owned()]
+    } else {
+        vec![own]
+    }
 }
 
 impl Bed<'_> {
@@ -128,7 +167,9 @@ impl Bed<'_> {
         let mut lines = String::new();
         for rail in self.devices.len()..count {
             self.devices.push(format!("dev{rail}"));
-            lines.push_str(&format!("link add dev{rail} mtu 1500 type veth peer name leaf{rail}\n"));
+            lines.push_str(&format!(
+                "link add dev{rail} mtu 1500 type veth peer name leaf{rail}\n"
+            ));
             lines.push_str(&format!("link set leaf{rail} mtu 9216 up\n"));
         }
         ip_batch(&lines)
@@ -150,9 +191,13 @@ impl Bed<'_> {
         Ok(())
     }
 
-    /// After a DEL: host-device gives no MTU back, and the floor takes no care of one. All start equal.
+    /// After a DEL: host-device gives no MTU back, and the floor takes no care of one. All start
+    /// equal.
     pub fn restore(&self) -> Result<(), String> {
-        let lines = self.devices.iter().map(|device| format!("link set {device} mtu 1500 down\n"));
+        let lines = self
+            .devices
+            .iter()
+            .map(|device| format!("link set {device} mtu 1500 down\n"));
         ip_batch(&lines.collect::<String>())
     }
 
@@ -163,7 +208,9 @@ impl Bed<'_> {
             sandbox::delete_netns(&netns(&pod))?;
         }
         // A veth ends with its other end, wherever that is.
-        let lines: String = (0..devices).map(|rail| format!("link del leaf{rail}\n")).collect();
+        let lines: String = (0..devices)
+            .map(|rail| format!("link del leaf{rail}\n"))
+            .collect();
         // Those of the pods are gone, or go at some later time.
         let _ = ip_batch(&lines);
         self.devices.clear();
@@ -172,7 +219,14 @@ impl Bed<'_> {
     }
 
     /// A call of a plugin, as a runtime makes it.
-    pub fn call(&self, verb: &str, conf: &Value, container: &str, pod: &str, ifname: &str) -> Process {
+    pub fn call(
+        &self,
+        verb: &str,
+        conf: &Value,
+        container: &str,
+        pod: &str,
+        ifname: &str,
+    ) -> Process {
         let name = conf["type"].as_str().unwrap_or_default();
         self.call_of(&self.program(name), verb, conf, container, pod, ifname)
     }
@@ -189,7 +243,12 @@ impl Bed<'_> {
     ) -> Process {
         let mut vars = self.vars();
         let netns = netns(pod).to_string_lossy().into_owned();
-        let said = [("COMMAND", verb), ("CONTAINERID", container), ("NETNS", &netns), ("IFNAME", ifname)];
+        let said = [
+            ("COMMAND", verb),
+            ("CONTAINERID", container),
+            ("NETNS", &netns),
+            ("IFNAME", ifname),
+        ];
         vars.extend(said.map(|(name, value)| (format!("CNI_{name}"), value.to_owned())));
         Process {
             program: program.to_owned(),
@@ -202,13 +261,27 @@ impl Bed<'_> {
     /// The executable of a plugin.
     pub fn program(&self, name: &str) -> PathBuf {
         let own = self.tools.bin.join(name);
-        if own.exists() { own } else { self.tools.peers.join(name) }
+        if own.exists() {
+            own
+        } else {
+            self.tools.peers.join(name)
+        }
     }
 
     /// What is the same for all calls.
     pub fn vars(&self) -> Vec<(String, String)> {
-        let path = format!("{}:{}", self.tools.bin.display(), self.tools.peers.display());
-        vec![("CNI_PATH".to_owned(), path), ("RAIL_CNI_NODE_CONFIG".to_owned(), format!("{DIR}/node.json"))]
+        let path = format!(
+            "{}:{}",
+            self.tools.bin.display(),
+            self.tools.peers.display()
+        );
+        vec![
+            ("CNI_PATH".to_owned(), path),
+            (
+                "RAIL_CNI_NODE_CONFIG".to_owned(),
+                format!("{DIR}/node.json"),
+            ),
+        ]
     }
 }
 

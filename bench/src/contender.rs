@@ -1,4 +1,5 @@
-//! Who is measured: what each contender does to attach a rail, called directly, by cnitool, or by Multus.
+//! Who is measured: what each contender does to attach a rail, called directly, by cnitool, or by
+//! Multus.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -105,8 +106,7 @@ impl Contender {
     pub fn plugins(self, rail: usize, routes: &[String]) -> Result<Vec<Value>, String> {
         let via = |route: &String| json!({"dst": route, "gw": format!("10.{rail}.0.1")});
         let routes_via: Vec<_> = routes.iter().map(via).collect();
-        let host_device =
-            |ipam: Value| json!({"type": "host-device", "device": format!("dev{rail}"), "ipam": ipam});
+        let host_device = |ipam: Value| json!({"type": "host-device", "device": format!("dev{rail}"), "ipam": ipam});
         let local = json!({"type": "host-local", "dataDir": format!("{DIR}/host-local"), "routes": routes_via,
             "ranges": [[{"subnet": format!("10.{rail}.0.0/30"), "gateway": format!("10.{rail}.0.1")}]]});
         Ok(match self {
@@ -116,13 +116,16 @@ impl Contender {
                 let pool = json!({"version": 1, "prefix": format!("10.{rail}.0.0/31"),
                     "gateway": format!("10.{rail}.0.1"), "routes": routes});
                 bed::write(&format!("store/bench/rail-{rail}.json"), &pool.to_string())?;
-                vec![json!({"type": "rail-cni", "rail": rail, "mtu": 9000, "device": format!("dev{rail}"),
-                    "ipam": {"type": "rail-ipam", "pool": format!("rail-{rail}")}})]
+                vec![
+                    json!({"type": "rail-cni", "rail": rail, "mtu": 9000, "device": format!("dev{rail}"),
+                    "ipam": {"type": "rail-ipam", "pool": format!("rail-{rail}")}}),
+                ]
             }
             Contender::HostDeviceStatic => {
-                let address =
-                    json!({"address": format!("10.{rail}.0.0/31"), "gateway": format!("10.{rail}.0.1")});
-                vec![host_device(json!({"type": "static", "addresses": [address], "routes": routes_via}))]
+                let address = json!({"address": format!("10.{rail}.0.0/31"), "gateway": format!("10.{rail}.0.1")});
+                vec![host_device(
+                    json!({"type": "static", "addresses": [address], "routes": routes_via}),
+                )]
             }
             Contender::HostDeviceLocal => vec![host_device(local)],
             Contender::HostDeviceChain => {
@@ -157,8 +160,12 @@ impl Contender {
         let how = match (self, way) {
             (Contender::Floor, _) => How::Floor(routes.to_vec()),
             (Contender::Batch, _) => {
-                let own =
-                    |route: &String| format!("route add {route} via 10.{rail}.0.1 metric {}\n", 1000 + rail);
+                let own = |route: &String| {
+                    format!(
+                        "route add {route} via 10.{rail}.0.1 metric {}\n",
+                        1000 + rail
+                    )
+                };
                 let added: String = routes.iter().map(own).collect();
                 bed::write(
                     &format!("batch-{rail}.move"),
@@ -166,7 +173,9 @@ impl Contender {
                 )?;
                 bed::write(
                     &format!("batch-{rail}.add"),
-                    &format!("address add 10.{rail}.0.0/31 dev {ifname}\nlink set {ifname} up\n{added}"),
+                    &format!(
+                        "address add 10.{rail}.0.0/31 dev {ifname}\nlink set {ifname} up\n{added}"
+                    ),
                 )?;
                 bed::write(
                     &format!("batch-{rail}.del"),
@@ -176,18 +185,30 @@ impl Contender {
             }
             (_, Way::Cnitool) => {
                 let name = self.name(rail);
-                bed::write(&format!("net.d/{name}.conflist"), &self.network(rail, routes)?.to_string())?;
+                bed::write(
+                    &format!("net.d/{name}.conflist"),
+                    &self.network(rail, routes)?.to_string(),
+                )?;
                 How::Cnitool(name)
             }
             _ => How::Direct(self.plugins(rail, routes)?),
         };
-        Ok(Attachment { how, rail, pod, ifname, result: Mutex::default(), took: Mutex::default() })
+        Ok(Attachment {
+            how,
+            rail,
+            pod,
+            ifname,
+            result: Mutex::default(),
+            took: Mutex::default(),
+        })
     }
 
     /// The object of a network as an API server has it.
     pub fn nad(self, rail: usize, routes: &[String]) -> Result<Value, String> {
-        Ok(json!({"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
-            "metadata": {"name": self.name(rail)}, "spec": {"config": self.network(rail, routes)?.to_string()}}))
+        Ok(
+            json!({"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+            "metadata": {"name": self.name(rail)}, "spec": {"config": self.network(rail, routes)?.to_string()}}),
+        )
     }
 
     /// The object of a pod with the first `rails` networks of this contender.
@@ -214,7 +235,10 @@ pub fn by_multus(pod: &Value, api: &str) -> Result<Attachment, String> {
             "ipam": {"type": "host-local", "ranges": [[{"subnet": "172.20.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]});
     let conf = json!({"cniVersion": VERSION, "name": "multus-cni-network", "type": "multus", "kubeconfig": kubeconfig,
         "cniDir": format!("{DIR}/multus"), "delegates": [eth0]});
-    let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let name = pod["metadata"]["name"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
     Ok(Attachment {
         how: How::Multus(name, conf),
         rail: 0,
@@ -238,14 +262,17 @@ impl Attachment {
             How::Floor(routes) => drop(runner.run(&self.floor("ADD", routes)?)?),
             How::Batch => {
                 runner.run(&batch(&[], &format!("batch-{}.move", self.rail)))?;
-                runner.run(&batch(&["-n", &self.pod], &format!("batch-{}.add", self.rail)))?;
+                runner.run(&batch(
+                    &["-n", &self.pod],
+                    &format!("batch-{}.add", self.rail),
+                ))?;
             }
             How::Direct(plugins) => {
                 let mut result = Value::Null;
                 for plugin in plugins {
                     let printed = runner.run(&self.call(bed, "ADD", plugin, &result))?;
-                    result =
-                        serde_json::from_slice(&printed).map_err(|error| format!("{plugin}: {error}"))?;
+                    result = serde_json::from_slice(&printed)
+                        .map_err(|error| format!("{plugin}: {error}"))?;
                 }
                 *self.result.lock().unwrap_or_else(PoisonError::into_inner) = result;
             }
@@ -259,10 +286,17 @@ impl Attachment {
         match &self.how {
             How::Floor(_) => drop(runner.run(&self.floor("DEL", &[])?)?),
             How::Batch => {
-                runner.run(&batch(&["-n", &self.pod], &format!("batch-{}.del", self.rail)))?;
+                runner.run(&batch(
+                    &["-n", &self.pod],
+                    &format!("batch-{}.del", self.rail),
+                ))?;
             }
             How::Direct(plugins) => {
-                let result = self.result.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let result = self
+                    .result
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .clone();
                 for plugin in plugins.iter().rev() {
                     runner.run(&self.call(bed, "DEL", plugin, &result))?;
                 }
@@ -284,11 +318,16 @@ impl Attachment {
     }
 
     fn floor(&self, verb: &str, routes: &[String]) -> Result<Process, String> {
-        let program = std::env::current_exe().map_err(|error| format!("the own executable: {error}"))?;
+        let program =
+            std::env::current_exe().map_err(|error| format!("the own executable: {error}"))?;
         let rail = self.rail.to_string();
         let words = [FLOOR, verb, &rail, &self.pod, &self.ifname].map(str::to_owned);
         let arguments = words.into_iter().chain(routes.iter().cloned()).collect();
-        Ok(Process { program, arguments, ..Process::default() })
+        Ok(Process {
+            program,
+            arguments,
+            ..Process::default()
+        })
     }
 
     fn cnitool(&self, bed: &Bed, verb: &str, name: &str) -> Result<Process, String> {
@@ -320,17 +359,25 @@ impl Attachment {
 fn batch(options: &[&str], file: &str) -> Process {
     let mut arguments: Vec<String> = options.iter().map(|&option| option.to_owned()).collect();
     arguments.extend(["-batch".to_owned(), format!("{DIR}/{file}")]);
-    Process { program: "ip".into(), arguments, ..Process::default() }
+    Process {
+        program: "ip".into(),
+        arguments,
+        ..Process::default()
+    }
 }
 
 impl Subject {
     pub fn add(&self, bed: &Bed, runner: &Runner) -> Result<(), String> {
-        self.each(self.attachments.iter(), |attachment| attachment.add(bed, runner))
+        self.each(self.attachments.iter(), |attachment| {
+            attachment.add(bed, runner)
+        })
     }
 
     /// In the reverse order.
     pub fn del(&self, bed: &Bed, runner: &Runner) -> Result<(), String> {
-        self.each(self.attachments.iter().rev(), |attachment| attachment.del(bed, runner))
+        self.each(self.attachments.iter().rev(), |attachment| {
+            attachment.del(bed, runner)
+        })
     }
 
     /// What the last call of each took, on average.
@@ -351,16 +398,21 @@ impl Subject {
         let timed = |attachment: &Attachment| {
             let began = Instant::now();
             let done = work(attachment);
-            *attachment.took.lock().unwrap_or_else(PoisonError::into_inner) = began.elapsed();
+            *attachment
+                .took
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = began.elapsed();
             done
         };
         let work = &timed;
         std::thread::scope(|scope| {
-            let started: Vec<_> =
-                attachments.map(|attachment| scope.spawn(move || work(attachment))).collect();
-            let ended = started
-                .into_iter()
-                .map(|one| one.join().unwrap_or_else(|_| Err("a thread failed".to_owned())));
+            let started: Vec<_> = attachments
+                .map(|attachment| scope.spawn(move || work(attachment)))
+                .collect();
+            let ended = started.into_iter().map(|one| {
+                one.join()
+                    .unwrap_or_else(|_| Err("a thread failed".to_owned()))
+            });
             ended.collect::<Vec<_>>().into_iter().collect()
         })
     }

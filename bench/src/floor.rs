@@ -1,5 +1,6 @@
-//! What an attachment costs at least: a program that leaves a pod as rail-cni leaves it, and gives the device back, in as
-//! few requests as the kernel needs. It reads no configuration, asks nothing, records nothing and checks nothing.
+//! What an attachment costs at least: a program that leaves a pod as rail-cni leaves it, and gives
+//! the device back, in as few requests as the kernel needs. It reads no configuration, asks
+//! nothing, records nothing and checks nothing.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -13,10 +14,12 @@ use rail_netlink::{Socket, address};
 
 use crate::bed;
 
-/// The argument with which this executable is that program: `--floor ADD|DEL RAIL POD IFNAME [ROUTE...]`.
+/// The argument with which this executable is that program: `--floor ADD|DEL RAIL POD IFNAME
+/// [ROUTE...]`.
 pub const FLOOR: &str = "--floor";
 
-/// The sysctls of an interface that rail-cni sets, written here again: what is measured must not change its own measure.
+/// The sysctls of an interface that rail-cni sets, written here again: what is measured must not
+/// change its own measure.
 const SYSCTLS: [(&str, &str, &str); 8] = [
     ("ipv4", "arp_notify", "1"),
     ("ipv4", "arp_ignore", "1"),
@@ -53,19 +56,39 @@ fn add(rail: u8, pod: &File, ifname: &str, rule: &Rule, routes: &[String]) -> Re
     setns(pod, CloneFlags::CLONE_NEWNET)?;
     let mut inside = Socket::open()?;
     let alias = format!("rail {rail} network rail-{rail}");
-    let change = Move { name: ifname, mtu: Some(9000), mac: None, alias: Some(&alias) };
+    let change = Move {
+        name: ifname,
+        mtu: Some(9000),
+        mac: None,
+        alias: Some(&alias),
+    };
     link::move_to(&mut host, &device, pod, &change)?;
     let netdev = found(&mut inside, ifname)?;
     for (family, name, value) in SYSCTLS {
-        fs::write(Path::new("/proc/sys/net").join(family).join("conf").join(ifname).join(name), value)?;
+        fs::write(
+            Path::new("/proc/sys/net")
+                .join(family)
+                .join("conf")
+                .join(ifname)
+                .join(name),
+            value,
+        )?;
     }
     address::add(&mut inside, &netdev, format!("10.{rail}.0.0/31").parse()?)?;
     link::set_up(&mut inside, &netdev)?;
-    route::add(&mut inside, netdev.index, &Route::new(format!("10.{rail}.0.0/31").parse()?, rule.table))?;
+    route::add(
+        &mut inside,
+        netdev.index,
+        &Route::new(format!("10.{rail}.0.0/31").parse()?, rule.table),
+    )?;
     for dst in routes {
         for table in [rule.table, MAIN] {
             let gateway = Some(format!("10.{rail}.0.1").parse()?);
-            let route = Route { gateway, metric: rule.priority, ..Route::new(dst.parse()?, table) };
+            let route = Route {
+                gateway,
+                metric: rule.priority,
+                ..Route::new(dst.parse()?, table)
+            };
             route::add(&mut inside, netdev.index, &route)?;
         }
     }
@@ -78,7 +101,12 @@ fn del(rail: u8, pod: &File, ifname: &str, rule: &Rule) -> Result<()> {
     setns(pod, CloneFlags::CLONE_NEWNET)?;
     let mut inside = Socket::open()?;
     let netdev = found(&mut inside, ifname)?;
-    let change = Move { name: &format!("dev{rail}"), mtu: Some(1500), mac: None, alias: Some("") };
+    let change = Move {
+        name: &format!("dev{rail}"),
+        mtu: Some(1500),
+        mac: None,
+        alias: Some(""),
+    };
     link::move_to(&mut inside, &netdev, &host, &change)?;
     rule::remove(&mut inside, rule)
 }

@@ -1,5 +1,5 @@
-//! rail-bench: times rail-cni and rail-ipam beside other CNI plugins, in namespaces of its own, and makes a page of it:
-//! tables, pictures, and all samples. `scripts/bench` builds and runs it.
+//! rail-bench: times rail-cni and rail-ipam beside other CNI plugins, in namespaces of its own, and
+//! makes a page of it: tables, pictures, and all samples. `scripts/bench` builds and runs it.
 
 mod bed;
 mod contender;
@@ -12,7 +12,11 @@ mod samples;
 
 /// The API server that the tests of the callers have.
 #[allow(dead_code, reason = "those tests use more of it")]
-#[expect(clippy::unwrap_used, clippy::panic, reason = "without it nothing can be measured under Multus")]
+#[expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "without it nothing can be measured under Multus"
+)]
 #[path = "../../tests/callers/api.rs"]
 mod api;
 
@@ -30,13 +34,15 @@ use crate::bed::Tools;
 use crate::page::Run;
 use crate::parts::{Part, Plan, Results};
 
-/// Times rail-cni and rail-ipam beside other CNI plugins, in namespaces of its own, and makes a page of it.
+/// Times rail-cni and rail-ipam beside other CNI plugins, in namespaces of its own, and makes a
+/// page of it.
 #[derive(Debug, Parser)]
 #[command(name = "rail-bench")]
 struct Arguments {
     /// The parts that are measured; all of them but vfs without a name.
     parts: Vec<Part>,
-    /// How often eight rails are attached. One rail is attached five times as often, a growing part a third.
+    /// How often eight rails are attached. One rail is attached five times as often, a growing part
+    /// a third.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Where the order of the calls begins; by default a new one, which the page has.
@@ -70,9 +76,9 @@ fn main() -> ExitCode {
     let done = match words.split_first() {
         Some((first, rest)) if first == run::MEMORY_OF => run::memory_of(rest),
         Some((first, _)) if first == run::NOTHING => Ok(0),
-        Some((first, rest)) if first == floor::FLOOR => {
-            floor::run(rest).map(|()| 0).map_err(|error| format!("{error:#}"))
-        }
+        Some((first, rest)) if first == floor::FLOOR => floor::run(rest)
+            .map(|()| 0)
+            .map_err(|error| format!("{error:#}")),
         _ => bench(Arguments::parse()).map(|()| 0),
     };
     match done {
@@ -115,7 +121,12 @@ fn wait_until_idle() -> Result<(), String> {
 /// Ticks of all processors in which something ran, and all ticks: the first line of proc_stat(5).
 fn busy_and_all() -> Result<(u64, u64), String> {
     let text = fs::read_to_string("/proc/stat").map_err(|error| format!("/proc/stat: {error}"))?;
-    let words = text.lines().next().unwrap_or_default().split_whitespace().skip(1);
+    let words = text
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .skip(1);
     let ticks: Vec<u64> = words.filter_map(|word| word.parse().ok()).collect();
     let all = ticks.iter().take(8).sum();
     // Idle, and idle while a disk is waited for.
@@ -124,16 +135,28 @@ fn busy_and_all() -> Result<(u64, u64), String> {
 }
 
 fn measure(arguments: &Arguments) -> Result<(), String> {
-    fs::create_dir_all(&arguments.to).map_err(|error| format!("{}: {error}", arguments.to.display()))?;
+    fs::create_dir_all(&arguments.to)
+        .map_err(|error| format!("{}: {error}", arguments.to.display()))?;
     // Namespaces are made by a process of one thread.
     cni_conformance::sandbox::enter()?;
     let tools = tools(arguments)?;
     let seed = arguments.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
     let rounds = usize::try_from(arguments.rounds).unwrap_or(1);
-    let mut plan = Plan { rounds, random: fastrand::Rng::with_seed(seed) };
+    let mut plan = Plan {
+        rounds,
+        random: fastrand::Rng::with_seed(seed),
+    };
     // VFs are measured in the lab.
-    let here: Vec<_> = Part::value_variants().iter().copied().filter(|&part| part != Part::Vfs).collect();
-    let all = if arguments.parts.is_empty() { &here } else { &arguments.parts };
+    let here: Vec<_> = Part::value_variants()
+        .iter()
+        .copied()
+        .filter(|&part| part != Part::Vfs)
+        .collect();
+    let all = if arguments.parts.is_empty() {
+        &here
+    } else {
+        &arguments.parts
+    };
     let mut results = Results::default();
     let mut failed = Ok(());
     for part in all {
@@ -167,14 +190,19 @@ fn measure(arguments: &Arguments) -> Result<(), String> {
 }
 
 fn tools(arguments: &Arguments) -> Result<Tools, String> {
-    for path in
-        [arguments.bin.join("rail-cni"), arguments.bin.join("rail-ipam"), arguments.peers.join("host-device")]
-    {
+    for path in [
+        arguments.bin.join("rail-cni"),
+        arguments.bin.join("rail-ipam"),
+        arguments.peers.join("host-device"),
+    ] {
         if !path.exists() {
             return Err(format!("{} is not there", path.display()));
         }
     }
-    let has_strace = Command::new("strace").arg("-V").output().is_ok_and(|output| output.status.success());
+    let has_strace = Command::new("strace")
+        .arg("-V")
+        .output()
+        .is_ok_and(|output| output.status.success());
     // perf writes what it counts to a file.
     let lacks_instructions = run::lacks_instructions(&arguments.to);
     Ok(Tools {
@@ -189,14 +217,24 @@ fn tools(arguments: &Arguments) -> Result<Tools, String> {
 
 fn processor() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("model name"));
-    line.map_or("unknown", |line| line.trim_start_matches([' ', '\t', ':'])).to_owned()
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"));
+    line.map_or("unknown", |line| line.trim_start_matches([' ', '\t', ':']))
+        .to_owned()
 }
 
 fn first_line(program: &str, arguments: &[&str]) -> String {
-    let output =
-        Command::new(program).args(arguments).output().map(|output| output.stdout).unwrap_or_default();
-    String::from_utf8_lossy(&output).lines().next().unwrap_or_default().to_owned()
+    let output = Command::new(program)
+        .args(arguments)
+        .output()
+        .map(|output| output.stdout)
+        .unwrap_or_default();
+    String::from_utf8_lossy(&output)
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 fn version(bin: &Path) -> String {
@@ -205,7 +243,10 @@ fn version(bin: &Path) -> String {
 
 /// What the names of the folders of fetched tools say: plugins-v1.9.1, bin-v1.3.0, multus-4.3.0.
 fn others(arguments: &Arguments) -> String {
-    let peers = arguments.peers.file_name().map(|name| name.to_string_lossy().into_owned());
+    let peers = arguments
+        .peers
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned());
     let cnitool = arguments
         .cnitool
         .as_deref()
@@ -216,13 +257,24 @@ fn others(arguments: &Arguments) -> String {
         .as_deref()
         .and_then(|path| named(path, "multus-", 2))
         .map(|name| format!("Multus {name}"));
-    let peers = peers
-        .and_then(|name| name.strip_prefix("plugins-").map(|version| format!("other plugins {version}")));
-    [peers, cnitool, multus].into_iter().flatten().map(|one| format!(", {one}")).collect()
+    let peers = peers.and_then(|name| {
+        name.strip_prefix("plugins-")
+            .map(|version| format!("other plugins {version}"))
+    });
+    [peers, cnitool, multus]
+        .into_iter()
+        .flatten()
+        .map(|one| format!(", {one}"))
+        .collect()
 }
 
 /// What comes after `prefix` in the name of the folder so many levels above.
 fn named(path: &Path, prefix: &str, levels: usize) -> Option<String> {
-    let name = path.ancestors().nth(levels)?.file_name()?.to_string_lossy().into_owned();
+    let name = path
+        .ancestors()
+        .nth(levels)?
+        .file_name()?
+        .to_string_lossy()
+        .into_owned();
     name.strip_prefix(prefix).map(str::to_owned)
 }

@@ -38,8 +38,10 @@ struct Section {
 const WAYS: [&str; 3] = ["direct", "cnitool", "Multus"];
 
 /// Parts in which all contenders and callers meet.
-const SHAPES: [(&str, &str, &[&str]); 2] =
-    [("one", "One rail", &["one rail"]), ("eight", "Eight rails", &["eight in turn", "eight at once"])];
+const SHAPES: [(&str, &str, &[&str]); 2] = [
+    ("one", "One rail", &["one rail"]),
+    ("eight", "Eight rails", &["eight in turn", "eight at once"]),
+];
 
 /// A part whose x grows.
 struct Growth {
@@ -62,7 +64,12 @@ const GROWTHS: [Growth; 9] = [
         x: "pods at once, one rail each",
         says: "until the last ADD has ended",
     },
-    Growth { part: "routes", heading: "Routes of a rail", x: "routes of the rail", says: "ADD of one rail" },
+    Growth {
+        part: "routes",
+        heading: "Routes of a rail",
+        x: "routes of the rail",
+        says: "ADD of one rail",
+    },
     Growth {
         part: "leases",
         heading: "Leases in the pool",
@@ -130,7 +137,12 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
 
 fn sections(summary: &[Summary], counted: &[Counted], run: &Run) -> Result<Vec<Section>, String> {
     let mut sections = Vec::new();
-    let of = |part: &str| summary.iter().filter(|row| row.part == part).collect::<Vec<_>>();
+    let of = |part: &str| {
+        summary
+            .iter()
+            .filter(|row| row.part == part)
+            .collect::<Vec<_>>()
+    };
     for (part, heading, shapes) in SHAPES {
         let rows = of(part);
         if !rows.is_empty() {
@@ -140,8 +152,9 @@ fn sections(summary: &[Summary], counted: &[Counted], run: &Run) -> Result<Vec<S
     let (probed, short) = (of("probe"), of("short"));
     if !probed.is_empty() {
         let head = head("probe", &probed, run);
-        let mut text =
-            format!("{head}| addresses | gatewayProbe | ADD ms | DEL ms |\n| --- | --- | --- | --- |\n");
+        let mut text = format!(
+            "{head}| addresses | gatewayProbe | ADD ms | DEL ms |\n| --- | --- | --- | --- |\n"
+        );
         for add in probed.iter().filter(|row| row.verb == "ADD") {
             let asked = add.contender.trim_start_matches("gatewayProbe: ");
             text.push_str(&format!(
@@ -151,17 +164,31 @@ fn sections(summary: &[Summary], counted: &[Counted], run: &Run) -> Result<Vec<S
                 ms(del_of(&probed, add))
             ));
         }
-        sections.push(Section { heading: "The gateway probe", text, pictures: Vec::new() });
+        sections.push(Section {
+            heading: "The gateway probe",
+            text,
+            pictures: Vec::new(),
+        });
     }
     if !short.is_empty() {
         let head = head("short", &short, run);
         let heads = ["call", "ms", "p99", "longest", "CPU ms"].map(str::to_owned);
         let cells = short.iter().map(|row| {
             let call = format!("{} of {}", row.verb, row.contender);
-            vec![call, ms(row.p50_us), p99(row), ms(row.max_us), ms(row.cpu_us)]
+            vec![
+                call,
+                ms(row.p50_us),
+                p99(row),
+                ms(row.max_us),
+                ms(row.cpu_us),
+            ]
         });
         let text = head + &table(&heads, &cells.collect::<Vec<_>>());
-        sections.push(Section { heading: "VERSION and STATUS", text, pictures: Vec::new() });
+        sections.push(Section {
+            heading: "VERSION and STATUS",
+            text,
+            pictures: Vec::new(),
+        });
     }
     for growth in &GROWTHS {
         let rows = of(growth.part);
@@ -181,8 +208,11 @@ fn head(part: &str, rows: &[&Summary], run: &Run) -> String {
         _ if least == most => format!("Medians of {most} interleaved calls"),
         _ => format!("Medians of {least} to {most} interleaved calls"),
     };
-    let processors =
-        if run.processors == 1 { "1 processor".to_owned() } else { format!("{} processors", run.processors) };
+    let processors = if run.processors == 1 {
+        "1 processor".to_owned()
+    } else {
+        format!("{} processors", run.processors)
+    };
     let how = if part == "vfs" { "--lab" } else { part };
     let mut text = format!(
         "Measured by `scripts/bench {how}` on {}: Linux {}, {} ({}), {}; {}{}. {samples}, seed {}.\n\n",
@@ -190,13 +220,19 @@ fn head(part: &str, rows: &[&Summary], run: &Run) -> String {
         run.kernel,
         processors,
         run.processor,
-        if run.is_idle { "idle when it began" } else { "with `--anyway`" },
+        if run.is_idle {
+            "idle when it began"
+        } else {
+            "with `--anyway`"
+        },
         run.version,
         run.others,
         run.seed
     );
     if !run.is_idle {
-        text.push_str("**Other programs may have run.** The times have them in them; the counts do not.\n\n");
+        text.push_str(
+            "**Other programs may have run.** The times have them in them; the counts do not.\n\n",
+        );
     }
     for left_out in run.left_out.iter().filter(|one| one.part == part) {
         text.push_str(&format!(
@@ -250,24 +286,43 @@ fn ways(
     let mut text = head(part, rows, run);
     let mut pictures = Vec::new();
     for shape in shapes {
-        let of_shape: Vec<&Summary> = rows.iter().filter(|row| row.shape == *shape).copied().collect();
+        let of_shape: Vec<&Summary> = rows
+            .iter()
+            .filter(|row| row.shape == *shape)
+            .copied()
+            .collect();
         if of_shape.is_empty() {
             continue;
         }
         let name = format!("bench-{}.svg", shape.replace(' ', "-"));
-        text.push_str(&format!("![ADD, {shape}, by contender and caller]({name})\n\n"));
+        text.push_str(&format!(
+            "![ADD, {shape}, by contender and caller]({name})\n\n"
+        ));
         let times = ["ADD ms", "p99", "longest", "DEL ms", "p99", "longest"];
-        let heads =
-            [*shape, "caller"].into_iter().chain(times).chain(["both, of the floor", "CPU ms of both"]);
+        let heads = [*shape, "caller"]
+            .into_iter()
+            .chain(times)
+            .chain(["both, of the floor", "CPU ms of both"]);
         let heads: Vec<String> = heads.map(str::to_owned).collect();
         let mut lines = Vec::new();
-        let floor = of_shape.iter().find(|row| row.contender.starts_with("floor") && row.verb == "ADD");
+        let floor = of_shape
+            .iter()
+            .find(|row| row.contender.starts_with("floor") && row.verb == "ADD");
         let floor = floor.map(|add| add.p50_us + del_of(&of_shape, add));
         for way in WAYS {
-            for add in in_order(of_shape.iter().filter(|row| row.verb == "ADD" && row.way == way)) {
-                let Some(del) = same(&of_shape, add, "DEL") else { continue };
+            for add in in_order(
+                of_shape
+                    .iter()
+                    .filter(|row| row.verb == "ADD" && row.way == way),
+            ) {
+                let Some(del) = same(&of_shape, add, "DEL") else {
+                    continue;
+                };
                 let ratio = floor.map_or(NOTHING.to_owned(), |floor| {
-                    format!("{:.2}", as_ms(add.p50_us + del.p50_us) / as_ms(floor).max(0.001))
+                    format!(
+                        "{:.2}",
+                        as_ms(add.p50_us + del.p50_us) / as_ms(floor).max(0.001)
+                    )
                 });
                 lines.push(vec![
                     add.contender.clone(),
@@ -289,7 +344,11 @@ fn ways(
     }
     let counted: Vec<_> = counted.iter().filter(|one| one.part == part).collect();
     text.push_str(&counts_of(&counted));
-    Ok(Section { heading, text, pictures })
+    Ok(Section {
+        heading,
+        text,
+        pictures,
+    })
 }
 
 /// As they are measured: the floor first, then ours.
@@ -309,24 +368,53 @@ fn place_of(contender: &str) -> usize {
         "host-device + host-local",
         "host-device",
     ];
-    order.iter().position(|name| contender.starts_with(name)).unwrap_or(order.len())
+    order
+        .iter()
+        .position(|name| contender.starts_with(name))
+        .unwrap_or(order.len())
 }
 
 fn bars_of(shape: &str, rows: &[&Summary]) -> Result<String, String> {
-    let adds: Vec<&Summary> = rows.iter().filter(|row| row.verb == "ADD").copied().collect();
-    let groups: Vec<&str> = WAYS.into_iter().filter(|way| adds.iter().any(|row| row.way == *way)).collect();
+    let adds: Vec<&Summary> = rows
+        .iter()
+        .filter(|row| row.verb == "ADD")
+        .copied()
+        .collect();
+    let groups: Vec<&str> = WAYS
+        .into_iter()
+        .filter(|way| adds.iter().any(|row| row.way == *way))
+        .collect();
     let mut series: BTreeMap<(usize, &str), Vec<(f64, f64)>> = BTreeMap::new();
     for (group, way) in (0_u32..).zip(&groups) {
         // Only pods of Multus have it.
-        for row in adds.iter().filter(|row| row.way == *way && row.contender != ETH0) {
+        for row in adds
+            .iter()
+            .filter(|row| row.way == *way && row.contender != ETH0)
+        {
             let at = (place_of(&row.contender), row.contender.as_str());
-            series.entry(at).or_default().push((f64::from(group), as_ms(row.p50_us)));
+            series
+                .entry(at)
+                .or_default()
+                .push((f64::from(group), as_ms(row.p50_us)));
         }
     }
-    let series: Vec<_> =
-        series.into_iter().map(|((_, title), points)| Series { title: title.to_owned(), points }).collect();
+    let series: Vec<_> = series
+        .into_iter()
+        .map(|((_, title), points)| Series {
+            title: title.to_owned(),
+            points,
+        })
+        .collect();
     let title = format!("ADD of {}", shape.replace("eight", "eight rails"));
-    bars(Labels { title: &title, x: "caller (Multus also makes eth0)", y: "median, ms" }, &groups, &series)
+    bars(
+        Labels {
+            title: &title,
+            x: "caller (Multus also makes eth0)",
+            y: "median, ms",
+        },
+        &groups,
+        &series,
+    )
 }
 
 fn counts_of(counted: &[&Counted]) -> String {
@@ -335,11 +423,24 @@ fn counts_of(counted: &[&Counted]) -> String {
     }
     let text = "What the calls do, counted in one call each; ADD / DEL. *Peak* is that of the largest process. Under \
         Multus eth0 is counted, too.\n\n";
-    let kinds = ["programs run", "moves between namespaces", "`setns`", "system calls", "peak MiB"];
-    let heads = ["", "caller", "shape"].into_iter().chain(kinds).chain(["instructions, million"]);
+    let kinds = [
+        "programs run",
+        "moves between namespaces",
+        "`setns`",
+        "system calls",
+        "peak MiB",
+    ];
+    let heads = ["", "caller", "shape"]
+        .into_iter()
+        .chain(kinds)
+        .chain(["instructions, million"]);
     let heads: Vec<String> = heads.map(str::to_owned).collect();
     let mut lines = Vec::new();
-    let mut adds: Vec<&Counted> = counted.iter().filter(|one| one.verb == "ADD").copied().collect();
+    let mut adds: Vec<&Counted> = counted
+        .iter()
+        .filter(|one| one.verb == "ADD")
+        .copied()
+        .collect();
     let way_of = |one: &Counted| WAYS.iter().position(|way| *way == one.way);
     adds.sort_by_key(|one| (way_of(one), place_of(&one.contender)));
     for add in adds {
@@ -349,15 +450,21 @@ fn counts_of(counted: &[&Counted]) -> String {
                 && one.way == add.way
                 && one.shape == add.shape
         };
-        let Some(del) = counted.iter().find(is_same) else { continue };
+        let Some(del) = counted.iter().find(is_same) else {
+            continue;
+        };
         let pair = |of: fn(&Counted) -> u64| match [of(add), of(del)] {
             [0, 0] => NOTHING.to_owned(),
-            both => {
-                both.map(|count| grouped(f64::from(u32::try_from(count).unwrap_or(u32::MAX)))).join(" / ")
-            }
+            both => both
+                .map(|count| grouped(f64::from(u32::try_from(count).unwrap_or(u32::MAX))))
+                .join(" / "),
         };
-        let peak = [add, del]
-            .map(|one| format!("{:.1}", f64::from(u32::try_from(one.peak_kib).unwrap_or(0)) / 1024.0));
+        let peak = [add, del].map(|one| {
+            format!(
+                "{:.1}",
+                f64::from(u32::try_from(one.peak_kib).unwrap_or(0)) / 1024.0
+            )
+        });
         lines.push(vec![
             add.contender.clone(),
             add.way.clone(),
@@ -378,7 +485,11 @@ const NOTHING: &str = "–";
 
 /// The 99th percentile, if there were a hundred calls.
 fn p99(row: &Summary) -> String {
-    if row.n < 100 { NOTHING.to_owned() } else { ms(row.p99_us) }
+    if row.n < 100 {
+        NOTHING.to_owned()
+    } else {
+        ms(row.p99_us)
+    }
 }
 
 /// A table without the columns in which no line has a value.
@@ -396,15 +507,27 @@ fn table(heads: &[String], lines: &[Vec<String>]) -> String {
     line(heads) + &rule + &lines.iter().map(|cells| line(cells)).collect::<String>()
 }
 
-fn grows(growth: &Growth, rows: &[&Summary], counted: &[Counted], run: &Run) -> Result<Section, String> {
-    let adds: Vec<&Summary> = rows.iter().filter(|row| row.verb == "ADD").copied().collect();
+fn grows(
+    growth: &Growth,
+    rows: &[&Summary],
+    counted: &[Counted],
+    run: &Run,
+) -> Result<Section, String> {
+    let adds: Vec<&Summary> = rows
+        .iter()
+        .filter(|row| row.verb == "ADD")
+        .copied()
+        .collect();
     let mut contenders: Vec<&str> = adds.iter().map(|row| row.contender.as_str()).collect();
     contenders.sort_by_key(|name| (place_of(name), *name));
     contenders.dedup();
     let mut values: Vec<u64> = adds.iter().map(|row| row.x).collect();
     values.sort_unstable();
     values.dedup();
-    let of = |contender: &str, x: u64| adds.iter().find(|row| row.contender == contender && row.x == x);
+    let of = |contender: &str, x: u64| {
+        adds.iter()
+            .find(|row| row.contender == contender && row.x == x)
+    };
     let series: Vec<_> = contenders
         .iter()
         .map(|contender| {
@@ -417,35 +540,71 @@ fn grows(growth: &Growth, rows: &[&Summary], counted: &[Counted], run: &Run) -> 
         .collect();
     let name = format!("bench-{}.svg", growth.part);
     let title = format!("{}: {}", growth.heading, growth.says);
-    let picture = lines(Labels { title: &title, x: growth.x, y: "median, ms" }, &series)?;
+    let picture = lines(
+        Labels {
+            title: &title,
+            x: growth.x,
+            y: "median, ms",
+        },
+        &series,
+    )?;
     let mut text = format!("{}![{title}]({name})\n\n", head(growth.part, rows, run));
     let calls = |row: &Summary| {
         let is_same = |one: &&Counted| {
-            one.part == row.part && one.x == row.x && one.contender == row.contender && one.verb == row.verb
+            one.part == row.part
+                && one.x == row.x
+                && one.contender == row.contender
+                && one.verb == row.verb
         };
-        counted.iter().find(is_same).map(|one| one.syscalls).filter(|&calls| calls > 0)
+        counted
+            .iter()
+            .find(is_same)
+            .map(|one| one.syscalls)
+            .filter(|&calls| calls > 0)
     };
-    let unit =
-        if adds.iter().any(|row| calls(row).is_some()) { "ms (CPU ms; system calls)" } else { "ms (CPU ms)" };
-    let heads = contenders.iter().map(|contender| format!("{contender}: ADD / DEL {unit}"));
+    let unit = if adds.iter().any(|row| calls(row).is_some()) {
+        "ms (CPU ms; system calls)"
+    } else {
+        "ms (CPU ms)"
+    };
+    let heads = contenders
+        .iter()
+        .map(|contender| format!("{contender}: ADD / DEL {unit}"));
     let heads: Vec<String> = [growth.x.to_owned()].into_iter().chain(heads).collect();
     let mut lines = Vec::new();
     for x in values {
         let cells = contenders.iter().map(|contender| {
-            let Some(add) = of(contender, x) else { return NOTHING.to_owned() };
-            let both: Vec<&Summary> = [Some(*add), same(rows, add, "DEL")].into_iter().flatten().collect();
-            let each =
-                |of: fn(&Summary) -> u64| both.iter().map(|row| ms(of(row))).collect::<Vec<_>>().join(" / ");
+            let Some(add) = of(contender, x) else {
+                return NOTHING.to_owned();
+            };
+            let both: Vec<&Summary> = [Some(*add), same(rows, add, "DEL")]
+                .into_iter()
+                .flatten()
+                .collect();
+            let each = |of: fn(&Summary) -> u64| {
+                both.iter()
+                    .map(|row| ms(of(row)))
+                    .collect::<Vec<_>>()
+                    .join(" / ")
+            };
             let (times, cpu) = (each(|row| row.p50_us), each(|row| row.cpu_us));
-            let made: Option<Vec<String>> =
-                both.iter().map(|row| calls(row).map(|calls| grouped(count(calls)))).collect();
-            let made = made.map_or(format!(" ({cpu})"), |made| format!(" ({cpu}; {})", made.join(" / ")));
+            let made: Option<Vec<String>> = both
+                .iter()
+                .map(|row| calls(row).map(|calls| grouped(count(calls))))
+                .collect();
+            let made = made.map_or(format!(" ({cpu})"), |made| {
+                format!(" ({cpu}; {})", made.join(" / "))
+            });
             times + &made
         });
         lines.push([grouped(count(x))].into_iter().chain(cells).collect());
     }
     text.push_str(&table(&heads, &lines));
-    Ok(Section { heading: growth.heading, text, pictures: vec![(name, picture)] })
+    Ok(Section {
+        heading: growth.heading,
+        text,
+        pictures: vec![(name, picture)],
+    })
 }
 
 fn count(x: u64) -> f64 {
@@ -458,7 +617,11 @@ mod tests {
 
     /// Writes what a run writes: every contender once, and what one call did.
     fn write_run(folder: &Path) {
-        let names = ["rail-cni + rail-ipam", "host-device + static", "host-device + host-local, tuning, sbr"];
+        let names = [
+            "rail-cni + rail-ipam",
+            "host-device + static",
+            "host-device + host-local, tuning, sbr",
+        ];
         let sample = |contender: &str, verb: &str| Sample {
             part: "one".to_owned(),
             contender: contender.to_owned(),
@@ -470,8 +633,10 @@ mod tests {
             wall_us: 20_000,
             cpu_us: 9_000,
         };
-        let samples: Vec<_> =
-            names.iter().flat_map(|name| ["ADD", "DEL"].map(|verb| sample(name, verb))).collect();
+        let samples: Vec<_> = names
+            .iter()
+            .flat_map(|name| ["ADD", "DEL"].map(|verb| sample(name, verb)))
+            .collect();
         let counted = samples.iter().map(|sample| Counted {
             part: sample.part.clone(),
             contender: sample.contender.clone(),
@@ -488,7 +653,11 @@ mod tests {
         });
         write_csv(&folder.join("raw.csv"), &samples).unwrap();
         write_csv(&folder.join("counts.csv"), &counted.collect::<Vec<_>>()).unwrap();
-        fs::write(folder.join("run.json"), serde_json::to_string(&run()).unwrap()).unwrap();
+        fs::write(
+            folder.join("run.json"),
+            serde_json::to_string(&run()).unwrap(),
+        )
+        .unwrap();
         render(folder).unwrap();
     }
 
@@ -512,18 +681,29 @@ mod tests {
             })
         };
         for verb in ["ADD", "DEL"] {
-            for contender in
-                ["rail-cni + rail-ipam", "host-device + static", "host-device + host-local, tuning, sbr"]
-            {
-                assert!(is_measured(contender, "direct", verb), "{verb} of {contender}");
+            for contender in [
+                "rail-cni + rail-ipam",
+                "host-device + static",
+                "host-device + host-local, tuning, sbr",
+            ] {
+                assert!(
+                    is_measured(contender, "direct", verb),
+                    "{verb} of {contender}"
+                );
             }
         }
         let counted: Vec<Counted> = read_csv(&folder.join("counts.csv")).unwrap();
-        let ours =
-            counted.iter().find(|one| one.contender.starts_with("rail-cni") && one.way == "direct").unwrap();
+        let ours = counted
+            .iter()
+            .find(|one| one.contender.starts_with("rail-cni") && one.way == "direct")
+            .unwrap();
         assert!(ours.peak_kib > 0);
         let page = read(&folder.join("page.md")).unwrap();
-        let names = page.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(name, _)| name);
+        let names = page
+            .split("](")
+            .skip(1)
+            .filter_map(|rest| rest.split_once(')'))
+            .map(|(name, _)| name);
         let pictures: Vec<_> = names.filter(|name| name.ends_with(".svg")).collect();
         assert!(!pictures.is_empty());
         for name in pictures {
@@ -534,11 +714,23 @@ mod tests {
 
     #[test]
     fn milliseconds_have_the_digits_that_mean_something() {
-        assert_eq!([1_234, 12_345, 999_999, 1_453_400].map(ms), ["1.23", "12.3", "1000.0", "1,453"]);
+        assert_eq!(
+            [1_234, 12_345, 999_999, 1_453_400].map(ms),
+            ["1.23", "12.3", "1000.0", "1,453"]
+        );
     }
 
-    fn row(part: &str, contender: &str, way: &str, shape: &str, x: u64, verb: &str, p50_us: u64) -> Summary {
-        let [part, contender, way, shape, verb] = [part, contender, way, shape, verb].map(str::to_owned);
+    fn row(
+        part: &str,
+        contender: &str,
+        way: &str,
+        shape: &str,
+        x: u64,
+        verb: &str,
+        p50_us: u64,
+    ) -> Summary {
+        let [part, contender, way, shape, verb] =
+            [part, contender, way, shape, verb].map(str::to_owned);
         Summary {
             part,
             contender,
@@ -577,21 +769,72 @@ mod tests {
     #[test]
     fn the_page_says_who_took_how_long_and_what_is_missing() {
         let rows = [
-            row("one", "floor: requests alone", "direct", "one rail", 1, "ADD", 10_000),
-            row("one", "floor: requests alone", "direct", "one rail", 1, "DEL", 20_000),
-            row("one", "rail-cni + rail-ipam", "direct", "one rail", 1, "ADD", 12_000),
-            row("one", "rail-cni + rail-ipam", "direct", "one rail", 1, "DEL", 21_000),
-            row("leases", "rail-ipam", "direct", "one call", 5000, "ADD", 1_500),
+            row(
+                "one",
+                "floor: requests alone",
+                "direct",
+                "one rail",
+                1,
+                "ADD",
+                10_000,
+            ),
+            row(
+                "one",
+                "floor: requests alone",
+                "direct",
+                "one rail",
+                1,
+                "DEL",
+                20_000,
+            ),
+            row(
+                "one",
+                "rail-cni + rail-ipam",
+                "direct",
+                "one rail",
+                1,
+                "ADD",
+                12_000,
+            ),
+            row(
+                "one",
+                "rail-cni + rail-ipam",
+                "direct",
+                "one rail",
+                1,
+                "DEL",
+                21_000,
+            ),
+            row(
+                "leases",
+                "rail-ipam",
+                "direct",
+                "one call",
+                5000,
+                "ADD",
+                1_500,
+            ),
         ];
         let sections = sections(&rows, &[], &run()).unwrap();
         assert_eq!(
-            sections.iter().map(|section| section.heading).collect::<Vec<_>>(),
+            sections
+                .iter()
+                .map(|section| section.heading)
+                .collect::<Vec<_>>(),
             ["One rail", "Leases in the pool"]
         );
         let ours = "| rail-cni + rail-ipam | direct | 12.0 | 12.0 | 21.0 | 21.0 | 1.10 | 2.00 |";
         assert!(sections[0].text.contains(ours), "{}", sections[0].text);
-        assert!(sections[0].text.contains("Left out: instructions, because perf is not here."));
-        assert!(sections[1].text.contains("| 5,000 | 1.50 (1.00) |"), "{}", sections[1].text);
+        assert!(
+            sections[0]
+                .text
+                .contains("Left out: instructions, because perf is not here.")
+        );
+        assert!(
+            sections[1].text.contains("| 5,000 | 1.50 (1.00) |"),
+            "{}",
+            sections[1].text
+        );
     }
 
     #[test]
@@ -602,10 +845,22 @@ mod tests {
         };
         let text_of = |rows: &[Summary]| sections(rows, &[], &run()).unwrap().pop().unwrap().text;
         let few = text_of(&[of_ours(80, "VERSION"), of_ours(80, "STATUS")]);
-        assert!(few.contains("| call | ms | longest | CPU ms |\n| --- | --- | --- | --- |\n"), "{few}");
-        assert!(few.contains("| STATUS of rail-cni | 1.00 | 1.00 | 1.00 |\n"), "{few}");
+        assert!(
+            few.contains("| call | ms | longest | CPU ms |\n| --- | --- | --- | --- |\n"),
+            "{few}"
+        );
+        assert!(
+            few.contains("| STATUS of rail-cni | 1.00 | 1.00 | 1.00 |\n"),
+            "{few}"
+        );
         let some = text_of(&[of_ours(80, "VERSION"), of_ours(100, "STATUS")]);
-        assert!(some.contains("| call | ms | p99 | longest | CPU ms |\n"), "{some}");
-        assert!(some.contains("| VERSION of rail-cni | 1.00 | – | 1.00 | 1.00 |\n"), "{some}");
+        assert!(
+            some.contains("| call | ms | p99 | longest | CPU ms |\n"),
+            "{some}"
+        );
+        assert!(
+            some.contains("| VERSION of rail-cni | 1.00 | – | 1.00 | 1.00 |\n"),
+            "{some}"
+        );
     }
 }

@@ -89,7 +89,12 @@ impl Part {
         }
     }
 
-    pub fn measure(self, tools: &Tools, plan: &mut Plan, results: &mut Results) -> Result<(), String> {
+    pub fn measure(
+        self,
+        tools: &Tools,
+        plan: &mut Plan,
+        results: &mut Results,
+    ) -> Result<(), String> {
         match self {
             Part::One => bed::inside(tools, |bed| one(bed, plan, results)),
             Part::Eight => bed::inside(tools, |bed| eight(bed, plan, results)),
@@ -120,7 +125,11 @@ fn key(part: Part, contender: &str, way: &str, shape: &str, x: usize) -> Key {
 
 impl Results {
     fn leave_out(&mut self, part: Part, what: &str, reason: &str) {
-        let told = LeftOut { part: part.name().to_owned(), what: what.to_owned(), reason: reason.to_owned() };
+        let told = LeftOut {
+            part: part.name().to_owned(),
+            what: what.to_owned(),
+            reason: reason.to_owned(),
+        };
         if !self.left_out.contains(&told) {
             self.left_out.push(told);
         }
@@ -128,10 +137,17 @@ impl Results {
 
     /// What each call of those that were made at once took on average, beside the last.
     fn keep_mean(&mut self, subject: &Subject, verb: &str) {
-        let Some(last) = self.samples.last().filter(|_| subject.is_at_once).cloned() else { return };
+        let Some(last) = self.samples.last().filter(|_| subject.is_at_once).cloned() else {
+            return;
+        };
         let wall_us = u64::try_from(subject.mean().as_micros()).unwrap_or(u64::MAX);
         let contender = format!("{}: mean", last.contender);
-        self.samples.push(Sample { contender, verb: verb.to_owned(), wall_us, ..last });
+        self.samples.push(Sample {
+            contender,
+            verb: verb.to_owned(),
+            wall_us,
+            ..last
+        });
     }
 
     fn keep<T>(
@@ -142,17 +158,36 @@ impl Results {
         work: impl FnOnce() -> Result<T, String>,
     ) -> Result<T, String> {
         let (done, wall, cpu) = timed(work)?;
-        let micros = |time: std::time::Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let Key { part, contender, way, shape, x } = key.clone();
+        let micros =
+            |time: std::time::Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let Key {
+            part,
+            contender,
+            way,
+            shape,
+            x,
+        } = key.clone();
         let (verb, wall_us, cpu_us) = (verb.to_owned(), micros(wall), micros(cpu));
-        self.samples.push(Sample { part, contender, way, shape, x, verb, round, wall_us, cpu_us });
+        self.samples.push(Sample {
+            part,
+            contender,
+            way,
+            shape,
+            x,
+            verb,
+            round,
+            wall_us,
+            cpu_us,
+        });
         Ok(done)
     }
 }
 
-// --- attachments ---------------------------------------------------------------------------------------------------
+// --- attachments
+// ---------------------------------------------------------------------------------------------------
 
-/// Measures each of them once in every round, in a new order. Who fails is left out from then on, and said so.
+/// Measures each of them once in every round, in a new order. Who fails is left out from then on,
+/// and said so.
 fn measure(
     bed: &mut Bed,
     mut subjects: Vec<Subject>,
@@ -174,7 +209,10 @@ fn measure(
             }
             if let Err(reason) = ran {
                 results.samples.retain(|sample| sample.key() != subject.key);
-                let what = format!("{}, {}, {}", subject.key.contender, subject.key.way, subject.key.shape);
+                let what = format!(
+                    "{}, {}, {}",
+                    subject.key.contender, subject.key.way, subject.key.shape
+                );
                 let part = subject.key.part.clone();
                 results.left_out.push(LeftOut { part, what, reason });
                 failed.push(at);
@@ -193,7 +231,8 @@ fn measure(
 /// Microseconds: three ticks of a kernel with 250 a second.
 const PAUSE: u64 = 12_000;
 
-/// An ADD and a DEL. Multus gives the API server a quarter of a second: on a busy machine that is tried again.
+/// An ADD and a DEL. Multus gives the API server a quarter of a second: on a busy machine that is
+/// tried again.
 fn once(
     bed: &Bed,
     subject: &Subject,
@@ -203,10 +242,16 @@ fn once(
 ) -> Result<(), String> {
     for _ in 0..5 {
         let mut seen = Results::default();
-        // Calls that follow one another run in step with the kernel's timer, which the moves wait for.
+        // Calls that follow one another run in step with the kernel's timer, which the moves wait
+        // for.
         std::thread::sleep(Duration::from_micros(fastrand::u64(..PAUSE)));
-        let added = seen.keep(&subject.key, "ADD", round.unwrap_or(0), || subject.add(bed, runner));
-        if added.as_ref().is_err_and(|error| error.contains("context deadline exceeded")) {
+        let added = seen.keep(&subject.key, "ADD", round.unwrap_or(0), || {
+            subject.add(bed, runner)
+        });
+        if added
+            .as_ref()
+            .is_err_and(|error| error.contains("context deadline exceeded"))
+        {
             subject.del(bed, runner)?;
             bed.restore()?;
             continue;
@@ -214,7 +259,9 @@ fn once(
         added?;
         seen.keep_mean(subject, "ADD");
         std::thread::sleep(Duration::from_micros(fastrand::u64(..PAUSE)));
-        seen.keep(&subject.key, "DEL", round.unwrap_or(0), || subject.del(bed, runner))?;
+        seen.keep(&subject.key, "DEL", round.unwrap_or(0), || {
+            subject.del(bed, runner)
+        })?;
         seen.keep_mean(subject, "DEL");
         bed.restore()?;
         if round.is_some() {
@@ -252,7 +299,9 @@ fn count(bed: &Bed, subject: &Subject, results: &mut Results) -> Result<(), Stri
         bed.restore()?;
     }
     for (verb, counts) in ["ADD", "DEL"].into_iter().zip(&counts) {
-        results.counted.push(Counted::new(&subject.key, verb, counts));
+        results
+            .counted
+            .push(Counted::new(&subject.key, verb, counts));
     }
     Ok(())
 }
@@ -288,7 +337,11 @@ fn eight(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), St
         in_turn.append(&mut by_multus_of(Part::Eight, "eight in turn", 8)?);
     }
     leave_out_what_is_missing(bed, Part::Eight, results);
-    results.leave_out(Part::Eight, "Multus, eight at once", "Multus attaches the networks of a pod in turn");
+    results.leave_out(
+        Part::Eight,
+        "Multus, eight at once",
+        "Multus attaches the networks of a pod in turn",
+    );
     measure(bed, in_turn, plan.rounds, true, plan, results)?;
     let at_once = by_direct_callers(bed, Part::Eight, "eight at once", 8, true)?;
     measure(bed, at_once, plan.rounds, false, plan, results)
@@ -296,13 +349,20 @@ fn eight(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), St
 
 fn leave_out_what_is_missing(bed: &Bed, part: Part, results: &mut Results) {
     let tools = bed.tools;
-    let missing = |tool: &Option<std::path::PathBuf>| tool.is_none().then(|| "it is not here".to_owned());
+    let missing =
+        |tool: &Option<std::path::PathBuf>| tool.is_none().then(|| "it is not here".to_owned());
     let reasons = [
         ("cnitool", missing(&tools.cnitool)),
         ("Multus", missing(&tools.multus)),
-        ("system calls, moves, programs run", tools.lacks_strace.clone()),
+        (
+            "system calls, moves, programs run",
+            tools.lacks_strace.clone(),
+        ),
         ("instructions", tools.lacks_instructions.clone()),
-        ("sriov-cni and rdma-cni", Some("they need an SR-IOV VF, and these devices are veth".to_owned())),
+        (
+            "sriov-cni and rdma-cni",
+            Some("they need an SR-IOV VF, and these devices are veth".to_owned()),
+        ),
     ];
     for (what, reason) in reasons {
         if let Some(reason) = reason {
@@ -324,10 +384,15 @@ fn by_direct_callers(
             if way == Way::Cnitool && (contender.is_program() || bed.tools.cnitool.is_none()) {
                 continue;
             }
-            let attachment = |rail| contender.attachment(way, rail, 0, rail, &routes(rail, rail == 0));
+            let attachment =
+                |rail| contender.attachment(way, rail, 0, rail, &routes(rail, rail == 0));
             let attachments = (0..rails).map(attachment).collect::<Result<_, _>>()?;
             let key = key(part, contender.title(), name, shape, rails);
-            subjects.push(Subject { key, attachments, is_at_once });
+            subjects.push(Subject {
+                key,
+                attachments,
+                is_at_once,
+            });
         }
     }
     Ok(subjects)
@@ -340,7 +405,11 @@ fn by_multus_of(part: Part, shape: &str, rails: usize) -> Result<Vec<Subject>, S
         api.apply(pod);
         let attachments = vec![by_multus(pod, &api.url)?];
         let key = key(part, contender, "Multus", shape, rails);
-        Ok::<_, String>(Subject { key, attachments, is_at_once: false })
+        Ok::<_, String>(Subject {
+            key,
+            attachments,
+            is_at_once: false,
+        })
     };
     let mut subjects = vec![subject(&Contender::Floor.pod(0), ETH0)?];
     for contender in ALL.into_iter().filter(|&contender| !contender.is_program()) {
@@ -367,7 +436,11 @@ fn subject_of(
     };
     let attachments = (0..rails).map(attachment).collect::<Result<_, _>>()?;
     let shape = if is_at_once { "at once" } else { "in turn" };
-    Ok(Subject { key: key(part, contender.title(), "direct", shape, x), attachments, is_at_once })
+    Ok(Subject {
+        key: key(part, contender.title(), "direct", shape, x),
+        attachments,
+        is_at_once,
+    })
 }
 
 /// A growing part needs fewer rounds, for its points support each other.
@@ -380,7 +453,9 @@ fn rails(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), St
     bed.make_pods(1)?;
     for count in [1, 2, 4, 8, 16] {
         let subject = |contender| {
-            subject_of(Part::Rails, contender, count, count, false, |rail| routes(rail, rail == 0))
+            subject_of(Part::Rails, contender, count, count, false, |rail| {
+                routes(rail, rail == 0)
+            })
         };
         let subjects = ALL.into_iter().map(subject).collect::<Result<_, _>>()?;
         measure(bed, subjects, fewer(plan.rounds), false, plan, results)?;
@@ -391,11 +466,22 @@ fn rails(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), St
 fn pods(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), String> {
     bed.make_devices(32)?;
     bed.make_pods(32)?;
-    let contenders = [Contender::Floor, Contender::Batch, Contender::Rail, Contender::HostDeviceLocal];
+    let contenders = [
+        Contender::Floor,
+        Contender::Batch,
+        Contender::Rail,
+        Contender::HostDeviceLocal,
+    ];
     for count in [1, 2, 4, 8, 16, 32] {
-        let subject =
-            |contender| subject_of(Part::Pods, contender, count, count, true, |rail| routes(rail, true));
-        let subjects = contenders.into_iter().map(subject).collect::<Result<_, _>>()?;
+        let subject = |contender| {
+            subject_of(Part::Pods, contender, count, count, true, |rail| {
+                routes(rail, true)
+            })
+        };
+        let subjects = contenders
+            .into_iter()
+            .map(subject)
+            .collect::<Result<_, _>>()?;
         measure(bed, subjects, fewer(plan.rounds), false, plan, results)?;
     }
     Ok(())
@@ -404,11 +490,22 @@ fn pods(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), Str
 fn many_routes(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), String> {
     bed.make_devices(1)?;
     bed.make_pods(1)?;
-    let contenders = [Contender::Floor, Contender::Rail, Contender::HostDeviceLocal];
+    let contenders = [
+        Contender::Floor,
+        Contender::Rail,
+        Contender::HostDeviceLocal,
+    ];
     for count in [1, 4, 16, 64, 256] {
-        let of_rail = |_| (0..count).map(|route| format!("11.0.{route}.0/24")).collect();
+        let of_rail = |_| {
+            (0..count)
+                .map(|route| format!("11.0.{route}.0/24"))
+                .collect()
+        };
         let subject = |contender| subject_of(Part::Routes, contender, count, 1, false, of_rail);
-        let subjects = contenders.into_iter().map(subject).collect::<Result<_, _>>()?;
+        let subjects = contenders
+            .into_iter()
+            .map(subject)
+            .collect::<Result<_, _>>()?;
         measure(bed, subjects, fewer(plan.rounds), true, plan, results)?;
     }
     Ok(())
@@ -417,18 +514,29 @@ fn many_routes(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<
 fn netdevs(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), String> {
     bed.make_devices(1)?;
     bed.make_pods(1)?;
-    let contenders =
-        [Contender::Floor, Contender::Rail, Contender::HostDeviceStatic, Contender::HostDeviceLocal];
+    let contenders = [
+        Contender::Floor,
+        Contender::Rail,
+        Contender::HostDeviceStatic,
+        Contender::HostDeviceLocal,
+    ];
     let mut there = 0;
     for count in [10, 100, 1000, 5000] {
         // Two at a time. Not every kernel has dummies.
-        let pair =
-            |number: usize| format!("link add some{number} group 7 type veth peer name other{number}\n");
+        let pair = |number: usize| {
+            format!("link add some{number} group 7 type veth peer name other{number}\n")
+        };
         ip_batch(&(there / 2..count / 2).map(pair).collect::<String>())?;
         there = count;
-        let subject =
-            |contender| subject_of(Part::Netdevs, contender, count, 1, false, |rail| routes(rail, true));
-        let subjects = contenders.into_iter().map(subject).collect::<Result<_, _>>()?;
+        let subject = |contender| {
+            subject_of(Part::Netdevs, contender, count, 1, false, |rail| {
+                routes(rail, true)
+            })
+        };
+        let subjects = contenders
+            .into_iter()
+            .map(subject)
+            .collect::<Result<_, _>>()?;
         measure(bed, subjects, fewer(plan.rounds), true, plan, results)?;
     }
     // At once. One by one, when the namespace ends, would take long.
@@ -447,10 +555,20 @@ fn crowd(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), St
         for pod in 1..=count {
             fill(pod, &mut processes)?;
         }
-        let subject =
-            |contender| subject_of(Part::Crowd, contender, count, 1, false, |rail| routes(rail, true));
-        let contenders = [Contender::Floor, Contender::Rail, Contender::HostDeviceStatic];
-        let subjects = contenders.into_iter().map(subject).collect::<Result<_, _>>()?;
+        let subject = |contender| {
+            subject_of(Part::Crowd, contender, count, 1, false, |rail| {
+                routes(rail, true)
+            })
+        };
+        let contenders = [
+            Contender::Floor,
+            Contender::Rail,
+            Contender::HostDeviceStatic,
+        ];
+        let subjects = contenders
+            .into_iter()
+            .map(subject)
+            .collect::<Result<_, _>>()?;
         measured = measure(bed, subjects, plan.rounds, true, plan, results);
     }
     for mut process in processes {
@@ -473,7 +591,9 @@ fn fill(pod: usize, processes: &mut Vec<Child>) -> Result<(), String> {
     }
     let pod = format!("--net=/run/netns/pod{pod}");
     for _ in 0..PROCESSES {
-        let started = Command::new("nsenter").args([&pod, "sleep", "infinity"]).spawn();
+        let started = Command::new("nsenter")
+            .args([&pod, "sleep", "infinity"])
+            .spawn();
         processes.push(started.map_err(|error| format!("nsenter: {error}"))?);
     }
     Ok(())
@@ -487,18 +607,28 @@ fn queues(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), S
         ip_batch(&format!(
             "link add dev0 mtu 1500 {many} type veth peer name leaf0 {many}\nlink set leaf0 mtu 9216 up\n"
         ))?;
-        let subject =
-            |contender| subject_of(Part::Queues, contender, count, 1, false, |rail| routes(rail, true));
-        let contenders = [Contender::Floor, Contender::Rail, Contender::HostDeviceStatic];
-        let subjects = contenders.into_iter().map(subject).collect::<Result<_, _>>()?;
+        let subject = |contender| {
+            subject_of(Part::Queues, contender, count, 1, false, |rail| {
+                routes(rail, true)
+            })
+        };
+        let contenders = [
+            Contender::Floor,
+            Contender::Rail,
+            Contender::HostDeviceStatic,
+        ];
+        let subjects = contenders
+            .into_iter()
+            .map(subject)
+            .collect::<Result<_, _>>()?;
         measure(bed, subjects, fewer(plan.rounds), true, plan, results)?;
         ip_batch("link del leaf0\n")?;
     }
     Ok(())
 }
 
-/// A PF of netdevsim has as many VFs as one likes, and none of them is a device: a port of another one, `dev0`, is in the
-/// place of VF 0 in a sysfs that says so.
+/// A PF of netdevsim has as many VFs as one likes, and none of them is a device: a port of another
+/// one, `dev0`, is in the place of VF 0 in a sysfs that says so.
 fn vfs(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), String> {
     let bus = Path::new("/sys/bus/netdevsim");
     let simulated = |number: u32| bus.join(format!("devices/netdevsim{number}"));
@@ -509,12 +639,21 @@ fn vfs(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), Stri
     }
     let debug = Path::new("/sys/kernel/debug");
     let none = None::<&str>;
-    mount(Some("debugfs"), debug, Some("debugfs"), MsFlags::empty(), none)
-        .map_err(|errno| format!("debugfs: {errno}"))?;
+    mount(
+        Some("debugfs"),
+        debug,
+        Some("debugfs"),
+        MsFlags::empty(),
+        none,
+    )
+    .map_err(|errno| format!("debugfs: {errno}"))?;
     for (number, name) in [(1, "pf0"), (2, "dev0")] {
         put(&bus.join("new_device"), &format!("{number} 1"))?;
         let ports = simulated(number).join("net");
-        let port = fs::read_dir(&ports).map_err(|error| told(&ports, error))?.flatten().next();
+        let port = fs::read_dir(&ports)
+            .map_err(|error| told(&ports, error))?
+            .flatten()
+            .next();
         let port = port.ok_or("a device of netdevsim has no port")?.file_name();
         bed::ip(&format!("link set {} name {name}", port.to_string_lossy()))?;
     }
@@ -527,12 +666,19 @@ fn vfs(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), Stri
         put(&vfs, "0")?;
         put(&vfs, &count.to_string())?;
         write_sysfs(count)?;
-        let subject =
-            |contender| subject_of(Part::Vfs, contender, count, 1, false, |rail| routes(rail, true));
-        let mut subjects = [Contender::Floor, Contender::Rail, Contender::HostDeviceStatic]
-            .into_iter()
-            .map(subject)
-            .collect::<Result<Vec<_>, _>>()?;
+        let subject = |contender| {
+            subject_of(Part::Vfs, contender, count, 1, false, |rail| {
+                routes(rail, true)
+            })
+        };
+        let mut subjects = [
+            Contender::Floor,
+            Contender::Rail,
+            Contender::HostDeviceStatic,
+        ]
+        .into_iter()
+        .map(subject)
+        .collect::<Result<Vec<_>, _>>()?;
         // By its address, as a device plugin names it.
         let by_address = |plugin: &mut Value| {
             if plugin["type"] == json!("rail-cni") {
@@ -577,7 +723,10 @@ fn write_sysfs(vfs: usize) -> Result<(), String> {
             let vf = format!("0000:21:{:02x}.{}", 16 + number / 8, number % 8);
             fs::create_dir_all(devices.join(&vf))?;
             symlink(format!("../{pf}"), devices.join(&vf).join("physfn"))?;
-            symlink(format!("../{vf}"), devices.join(pf).join(format!("virtfn{number}")))?;
+            symlink(
+                format!("../{vf}"),
+                devices.join(pf).join(format!("virtfn{number}")),
+            )?;
             symlink(&driver, devices.join(&vf).join("driver"))?;
             symlink(devices.join(&vf), bus.join(&vf))?;
         }
@@ -588,7 +737,8 @@ fn write_sysfs(vfs: usize) -> Result<(), String> {
     bed::write("node.json", &node.to_string())
 }
 
-// --- single calls --------------------------------------------------------------------------------------------------
+// --- single calls
+// --------------------------------------------------------------------------------------------------
 
 /// Times calls of one program, in a new order each round.
 fn calls(
@@ -632,16 +782,34 @@ fn short(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), St
     ];
     let call = |(program, verb, conf): (&str, &'static str, &Value)| {
         let process = bed.call_of(&bed.program(program), verb, conf, "pod0", "pod0", "net1");
-        (key(Part::Short, program, "direct", "one call", 1), verb, process)
+        (
+            key(Part::Short, program, "direct", "one call", 1),
+            verb,
+            process,
+        )
     };
     let nothing = Process {
         program: std::env::current_exe().map_err(|error| format!("the own executable: {error}"))?,
         arguments: vec![NOTHING.to_owned()],
         ..Process::default()
     };
-    let start =
-        (key(Part::Short, "a static program that does nothing", "direct", "one call", 1), "start", nothing);
-    calls(asked.into_iter().map(call).chain([start]).collect(), plan.rounds * 5, plan, results)
+    let start = (
+        key(
+            Part::Short,
+            "a static program that does nothing",
+            "direct",
+            "one call",
+            1,
+        ),
+        "start",
+        nothing,
+    );
+    calls(
+        asked.into_iter().map(call).chain([start]).collect(),
+        plan.rounds * 5,
+        plan,
+        results,
+    )
 }
 
 fn probe(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), String> {
@@ -655,8 +823,9 @@ fn probe(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), St
     for (shape, pools) in [("IPv4", "rail-0"), ("IPv4 and IPv6", "rail-0,rail-0-v6")] {
         for asked in ["off", "require"] {
             let name = format!("gatewayProbe: {asked}");
-            let mut subject =
-                subject_of(Part::Probe, Contender::Rail, 1, 1, false, |rail| routes(rail, true))?;
+            let mut subject = subject_of(Part::Probe, Contender::Rail, 1, 1, false, |rail| {
+                routes(rail, true)
+            })?;
             subject.key = key(Part::Probe, &name, "direct", shape, 1);
             for attachment in &mut subject.attachments {
                 attachment.change(|plugin| {
@@ -706,7 +875,9 @@ fn ipam(
         let key = key(part, title, "direct", "one call", x);
         for verb in ["ADD", "DEL"] {
             tracer.run(&bed.call_of(&program, verb, conf, "measured", "pod0", "net1"))?;
-            results.counted.push(Counted::new(&key, verb, &tracer.counts()?));
+            results
+                .counted
+                .push(Counted::new(&key, verb, &tracer.counts()?));
         }
     }
     Ok(())
@@ -725,10 +896,21 @@ fn leases(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), S
     for count in [0, 10, 100, 1000, 5000] {
         for number in there..count {
             let program = bed.program("rail-ipam");
-            runner.run(&bed.call_of(&program, "ADD", &own, &format!("other-{number}"), "pod0", "net1"))?;
-            // As host-local writes them: it reads each of them in an ADD, and 5,000 ADDs would take minutes.
+            runner.run(&bed.call_of(
+                &program,
+                "ADD",
+                &own,
+                &format!("other-{number}"),
+                "pod0",
+                "net1",
+            ))?;
+            // As host-local writes them: it reads each of them in an ADD, and 5,000 ADDs would take
+            // minutes.
             let address = format!("10.64.{}.{}", (number + 2) / 256, (number + 2) % 256);
-            bed::write(&format!("host-local/many/{address}"), &format!("other-{number}\r\nnet1"))?;
+            bed::write(
+                &format!("host-local/many/{address}"),
+                &format!("other-{number}\r\nnet1"),
+            )?;
             if number + 1 == count {
                 bed::write("host-local/many/last_reserved_ip.0", &address)?;
             }
@@ -752,7 +934,9 @@ fn nodes(bed: &mut Bed, plan: &mut Plan, results: &mut Results) -> Result<(), St
             let node = store.join(format!("node-{number}"));
             // The file is never read: one of them is enough, by many names.
             fs::create_dir(&node)
-                .and_then(|()| fs::hard_link(store.join("node-1/rail-0.json"), node.join("rail-0.json")))
+                .and_then(|()| {
+                    fs::hard_link(store.join("node-1/rail-0.json"), node.join("rail-0.json"))
+                })
                 .or_else(|_| fs::write(node.join("rail-0.json"), pool.to_string()))
                 .map_err(|error| format!("{}: {error}", node.display()))?;
         }
@@ -777,9 +961,25 @@ fn missing(
     let runner = Runner::new(Lens::None, Path::new(DIR));
     let node = json!({"nodeName": "Node-1.example.com", "runDir": format!("{DIR}/run"), "storeDir": format!("{DIR}/store")});
     bed::write("missing.json", &node.to_string())?;
-    let mut call = bed.call_of(&bed.program("rail-ipam"), "ADD", conf, "measured", "pod0", "net1");
-    call.vars.push(("RAIL_CNI_NODE_CONFIG".to_owned(), format!("{DIR}/missing.json")));
-    let key = key(Part::Nodes, "rail-ipam, node not in the plan", "direct", "one call", count);
+    let mut call = bed.call_of(
+        &bed.program("rail-ipam"),
+        "ADD",
+        conf,
+        "measured",
+        "pod0",
+        "net1",
+    );
+    call.vars.push((
+        "RAIL_CNI_NODE_CONFIG".to_owned(),
+        format!("{DIR}/missing.json"),
+    ));
+    let key = key(
+        Part::Nodes,
+        "rail-ipam, node not in the plan",
+        "direct",
+        "one call",
+        count,
+    );
     for round in 1..=rounds {
         results.keep(&key, "ADD", round, || match runner.run(&call) {
             Ok(_) => Err("a node that is not in the plan got an address".to_owned()),

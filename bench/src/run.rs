@@ -49,40 +49,63 @@ pub struct Runner {
     next: AtomicUsize,
 }
 
-/// The argument with which this executable runs another one and writes down its peak. It is small, for a process begins
-/// with the peak of the one that forked it.
+/// The argument with which this executable runs another one and writes down its peak. It is small,
+/// for a process begins with the peak of the one that forked it.
 pub const MEMORY_OF: &str = "--memory-of";
 /// The argument with which it does nothing: what the start of any static executable takes.
 pub const NOTHING: &str = "--nothing";
 
 impl Runner {
     pub fn new(lens: Lens, directory: &Path) -> Runner {
-        Runner { lens, directory: directory.to_owned(), next: AtomicUsize::new(0) }
+        Runner {
+            lens,
+            directory: directory.to_owned(),
+            next: AtomicUsize::new(0),
+        }
     }
 
     /// Runs it to its end, and returns what it prints. The error has what it printed, too.
     pub fn run(&self, process: &Process) -> Result<Vec<u8>, String> {
         let seen = self
             .directory
-            .join(format!("seen-{}", self.next.fetch_add(1, Ordering::Relaxed)))
+            .join(format!(
+                "seen-{}",
+                self.next.fetch_add(1, Ordering::Relaxed)
+            ))
             .into_os_string();
         let seen = seen.to_string_lossy().into_owned();
-        let own = std::env::current_exe().map_err(|error| format!("the own executable: {error}"))?;
+        let own =
+            std::env::current_exe().map_err(|error| format!("the own executable: {error}"))?;
         let own = own.to_string_lossy();
         let wrapper: &[&str] = match self.lens {
             Lens::None => &[],
             Lens::Trace => &["strace", "-f", "-v", "-x", "-s", "4096", "-o", &seen, "--"],
             Lens::Memory => &[&own, MEMORY_OF, &seen],
-            Lens::Instructions => &["perf", "stat", "-x", ",", "-e", "instructions", "-o", &seen, "--"],
+            Lens::Instructions => &[
+                "perf",
+                "stat",
+                "-x",
+                ",",
+                "-e",
+                "instructions",
+                "-o",
+                &seen,
+                "--",
+            ],
         };
         let program = process.program.to_string_lossy();
         let mut words = wrapper.iter().copied().chain([&*program]);
         let first = words.next().unwrap_or_default();
         let mut command = Command::new(first);
         command.args(words).args(&process.arguments);
-        command.env_clear().env("PATH", std::env::var("PATH").unwrap_or_default());
+        command
+            .env_clear()
+            .env("PATH", std::env::var("PATH").unwrap_or_default());
         command.envs(process.vars.iter().map(|(name, value)| (name, value)));
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let told = |error: std::io::Error| format!("{program}: {error}");
         let mut child = command.spawn().map_err(told)?;
         if let Some(mut stdin) = child.stdin.take() {
@@ -93,9 +116,14 @@ impl Runner {
         if output.status.success() {
             return Ok(output.stdout);
         }
-        let texts =
-            [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).trim().to_owned());
-        Err(format!("{program} {}: {}: {}", process.arguments.join(" "), output.status, texts.join(" ")))
+        let texts = [output.stdout, output.stderr]
+            .map(|text| String::from_utf8_lossy(&text).trim().to_owned());
+        Err(format!(
+            "{program} {}: {}: {}",
+            process.arguments.join(" "),
+            output.status,
+            texts.join(" ")
+        ))
     }
 
     /// What was seen since the last time.
@@ -103,12 +131,16 @@ impl Runner {
         let mut counts = Counts::default();
         for number in 0..self.next.swap(0, Ordering::Relaxed) {
             let path = self.directory.join(format!("seen-{number}"));
-            let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            let text = fs::read_to_string(&path)
+                .map_err(|error| format!("{}: {error}", path.display()))?;
             match self.lens {
                 Lens::None => {}
                 Lens::Trace => counts.add_trace(&text),
                 Lens::Memory => {
-                    let peak = text.trim().parse().map_err(|_| format!("{}: {text:?}", path.display()))?;
+                    let peak = text
+                        .trim()
+                        .parse()
+                        .map_err(|_| format!("{}: {text:?}", path.display()))?;
                     counts.peak_kib = counts.peak_kib.max(peak);
                 }
                 Lens::Instructions => {
@@ -122,16 +154,21 @@ impl Runner {
 }
 
 impl Counts {
-    /// Adds what strace wrote: a line for each call, and a second one for each that another thread interrupted.
+    /// Adds what strace wrote: a line for each call, and a second one for each that another thread
+    /// interrupted.
     fn add_trace(&mut self, text: &str) {
         for line in text.lines() {
-            let Some((_, call)) = line.split_once(' ') else { continue };
+            let Some((_, call)) = line.split_once(' ') else {
+                continue;
+            };
             let call = call.trim_start();
             let is_done = call.ends_with("= 0");
             if call.starts_with("<... execve resumed>") && is_done {
                 self.execs += 1;
             }
-            let Some((name, _)) = call.split_once('(') else { continue };
+            let Some((name, _)) = call.split_once('(') else {
+                continue;
+            };
             if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
                 continue;
             }
@@ -158,8 +195,8 @@ impl Counts {
     }
 }
 
-/// Does this netlink message move a device to another namespace? strace does not know what a socket is that was made in
-/// another namespace: then the attributes are bytes.
+/// Does this netlink message move a device to another namespace? strace does not know what a socket
+/// is that was made in another namespace: then the attributes are bytes.
 fn is_move(call: &str) -> bool {
     const IFINFO: usize = 16;
     if call.contains("nla_type=IFLA_NET_NS_FD") || call.contains("nla_type=IFLA_NET_NS_PID") {
@@ -169,7 +206,10 @@ fn is_move(call: &str) -> bool {
     if !call.contains("nlmsg_type=0x10 ") && !call.contains("nlmsg_type=0x13 ") {
         return false;
     }
-    let Some((bytes, _)) = call.split_once("}, \"").and_then(|(_, rest)| rest.split_once('"')) else {
+    let Some((bytes, _)) = call
+        .split_once("}, \"")
+        .and_then(|(_, rest)| rest.split_once('"'))
+    else {
         return false;
     };
     let byte = |word: &str| u8::from_str_radix(word, 16).ok();
@@ -195,7 +235,10 @@ fn instructions(text: &str) -> Option<u64> {
 /// Why instructions cannot be counted here, if they cannot.
 pub fn lacks_instructions(directory: &Path) -> Option<String> {
     let runner = Runner::new(Lens::Instructions, directory);
-    let ran = runner.run(&Process { program: "true".into(), ..Process::default() });
+    let ran = runner.run(&Process {
+        program: "true".into(),
+        ..Process::default()
+    });
     let counted = ran.and_then(|_| runner.counts());
     let _ = fs::remove_file(directory.join("seen-0"));
     match counted {
@@ -207,12 +250,16 @@ pub fn lacks_instructions(directory: &Path) -> Option<String> {
     }
 }
 
-/// Runs what the arguments say, and writes the peak of the largest process to a file, in KiB. The exit status is that of
-/// the program.
+/// Runs what the arguments say, and writes the peak of the largest process to a file, in KiB. The
+/// exit status is that of the program.
 pub fn memory_of(arguments: &[String]) -> Result<i32, String> {
-    let [file, program, arguments @ ..] = arguments else { return Err(format!("{MEMORY_OF} FILE PROGRAM")) };
-    let status =
-        Command::new(program).args(arguments).status().map_err(|error| format!("{program}: {error}"))?;
+    let [file, program, arguments @ ..] = arguments else {
+        return Err(format!("{MEMORY_OF} FILE PROGRAM"));
+    };
+    let status = Command::new(program)
+        .args(arguments)
+        .status()
+        .map_err(|error| format!("{program}: {error}"))?;
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN).map_err(|error| error.to_string())?;
     fs::write(file, usage.max_rss().to_string()).map_err(|error| format!("{file}: {error}"))?;
     Ok(status.code().unwrap_or(128))
@@ -220,15 +267,21 @@ pub fn memory_of(arguments: &[String]) -> Result<i32, String> {
 
 /// User and system time of all children that have ended.
 pub fn cpu_of_children() -> Duration {
-    let Ok(usage) = getrusage(UsageWho::RUSAGE_CHILDREN) else { return Duration::ZERO };
-    [usage.user_time(), usage.system_time()].into_iter().fold(Duration::ZERO, |sum, time| {
-        let micros = time.tv_sec() * 1_000_000 + time.tv_usec();
-        sum + Duration::from_micros(u64::try_from(micros).unwrap_or(0))
-    })
+    let Ok(usage) = getrusage(UsageWho::RUSAGE_CHILDREN) else {
+        return Duration::ZERO;
+    };
+    [usage.user_time(), usage.system_time()]
+        .into_iter()
+        .fold(Duration::ZERO, |sum, time| {
+            let micros = time.tv_sec() * 1_000_000 + time.tv_usec();
+            sum + Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+        })
 }
 
 /// How long `work` took, and how much CPU time its children.
-pub fn timed<T>(work: impl FnOnce() -> Result<T, String>) -> Result<(T, Duration, Duration), String> {
+pub fn timed<T>(
+    work: impl FnOnce() -> Result<T, String>,
+) -> Result<(T, Duration, Duration), String> {
     let before = cpu_of_children();
     let begun = Instant::now();
     let done = work()?;
@@ -265,7 +318,10 @@ mod tests {
     fn a_move_is_known_by_its_attribute_also_as_bytes() {
         let line = |attributes: &str| {
             let begin = "sendto(3, [{nlmsg_len=40, nlmsg_type=0x10 /* NLMSG_??? */, nlmsg_flags=0, nlmsg_seq=1, nlmsg_pid=0}, \"";
-            format!("{begin}{}{attributes}\"], 40, 0, NULL, 0) = 40", "\\x00".repeat(16))
+            format!(
+                "{begin}{}{attributes}\"], 40, 0, NULL, 0) = 40",
+                "\\x00".repeat(16)
+            )
         };
         let name = r"\x07\x00\x03\x00\x6c\x6f\x00\x00";
         let descriptor = r"\x08\x00\x1c\x00\x04\x00\x00\x00";
@@ -277,6 +333,9 @@ mod tests {
     fn instructions_are_those_of_perf() {
         let counted = "# started on Mon\n\n1234567,,instructions:u,1000,100.00,,\n";
         assert_eq!(instructions(counted), Some(1_234_567));
-        assert_eq!(instructions("<not supported>,,instructions,0,100.00,,\n"), None);
+        assert_eq!(
+            instructions("<not supported>,,instructions,0,100.00,,\n"),
+            None
+        );
     }
 }

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::run::Counts;
 
-/// What was measured: the part of the page, who, by which way, in which shape, and for parts that grow how much.
+/// What was measured: the part of the page, who, by which way, in which shape, and for parts that
+/// grow how much.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Key {
     pub part: String,
@@ -107,13 +108,22 @@ pub fn percentile(sorted: &[u64], percent: usize) -> u64 {
 pub fn summarize(samples: &[Sample]) -> Vec<Summary> {
     let mut groups: BTreeMap<(Key, String), Vec<&Sample>> = BTreeMap::new();
     for sample in samples {
-        groups.entry((sample.key(), sample.verb.clone())).or_default().push(sample);
+        groups
+            .entry((sample.key(), sample.verb.clone()))
+            .or_default()
+            .push(sample);
     }
     let of_group = |((key, verb), samples): ((Key, String), Vec<&Sample>)| {
         let mut walls: Vec<u64> = samples.iter().map(|sample| sample.wall_us).collect();
         walls.sort_unstable();
         let cpu: u64 = samples.iter().map(|sample| sample.cpu_us).sum();
-        let Key { part, contender, way, shape, x } = key;
+        let Key {
+            part,
+            contender,
+            way,
+            shape,
+            x,
+        } = key;
         let n = walls.len();
         Summary {
             part,
@@ -147,7 +157,10 @@ pub fn read_csv<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, String> {
     let told = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let bytes = fs::read(path).map_err(|error| told(&error))?;
     let mut reader = csv::Reader::from_reader(bytes.as_slice());
-    reader.deserialize().collect::<Result<_, _>>().map_err(|error| told(&error))
+    reader
+        .deserialize()
+        .collect::<Result<_, _>>()
+        .map_err(|error| told(&error))
 }
 
 #[cfg(test)]
@@ -171,8 +184,14 @@ mod tests {
     #[test]
     fn percentiles_are_values_that_were_measured() {
         let hundred: Vec<u64> = (1..=100).collect();
-        assert_eq!([50, 99, 100].map(|percent| percentile(&hundred, percent)), [50, 99, 100]);
-        assert_eq!([50, 99, 100].map(|percent| percentile(&[7], percent)), [7; 3]);
+        assert_eq!(
+            [50, 99, 100].map(|percent| percentile(&hundred, percent)),
+            [50, 99, 100]
+        );
+        assert_eq!(
+            [50, 99, 100].map(|percent| percentile(&[7], percent)),
+            [7; 3]
+        );
         assert_eq!(percentile(&[1, 2, 3], 50), 2);
     }
 
@@ -180,12 +199,19 @@ mod tests {
     fn samples_and_their_summary_read_back() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.csv");
-        let samples: Vec<_> = (1..=3).map(|wall| sample("a, \"b\"", 5, wall * 1000)).collect();
+        let samples: Vec<_> = (1..=3)
+            .map(|wall| sample("a, \"b\"", 5, wall * 1000))
+            .collect();
         write_csv(&path, &samples).unwrap();
         assert_eq!(read_csv::<Sample>(&path).unwrap(), samples);
         let summary = summarize(&samples);
         assert_eq!(
-            (summary[0].n, summary[0].p50_us, summary[0].max_us, summary[0].cpu_us),
+            (
+                summary[0].n,
+                summary[0].p50_us,
+                summary[0].max_us,
+                summary[0].cpu_us
+            ),
             (3, 2000, 3000, 1000)
         );
         write_csv(&path, &summary).unwrap();

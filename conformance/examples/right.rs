@@ -1,8 +1,10 @@
-//! A plugin that fails no check. The tests run each fault in front of it. As `right-ipam` it leases addresses; by any other
-//! name it gives a pod one end of a veth pair, with an address of the IPAM plugin that its configuration names.
+//! A plugin that fails no check. The tests run each fault in front of it. As `right-ipam` it leases
+//! addresses; by any other name it gives a pod one end of a veth pair, with an address of the IPAM
+//! plugin that its configuration names.
 //!
-//! All its state is in the kernel: the name of the host's end says whose it is, and each lease is a symbolic link, which is
-//! made whole or not at all. So whatever a call that was killed has left is found by the next DEL.
+//! All its state is in the kernel: the name of the host's end says whose it is, and each lease is a
+//! symbolic link, which is made whole or not at all. So whatever a call that was killed has left is
+//! found by the next DEL.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fs::{self, File};
@@ -44,7 +46,11 @@ struct Call {
 fn main() -> ExitCode {
     let verb = variable("CNI_COMMAND");
     if verb.is_empty() {
-        let _ = writeln!(std::io::stderr(), "CNI plugin of versions {}", VERSIONS.join(", "));
+        let _ = writeln!(
+            std::io::stderr(),
+            "CNI plugin of versions {}",
+            VERSIONS.join(", ")
+        );
         return ExitCode::SUCCESS;
     }
     if verb == "VERSION" {
@@ -52,9 +58,16 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let mut version = NEWEST.to_owned();
-    let done = Call::read(verb, &mut version)
-        .and_then(|call| if call.is_ipam { lease(&call) } else { attach(&call) });
-    let Err((code, msg)) = done else { return ExitCode::SUCCESS };
+    let done = Call::read(verb, &mut version).and_then(|call| {
+        if call.is_ipam {
+            lease(&call)
+        } else {
+            attach(&call)
+        }
+    });
+    let Err((code, msg)) = done else {
+        return ExitCode::SUCCESS;
+    };
     let _ = print(&json!({"cniVersion": version, "code": code, "msg": msg}));
     ExitCode::FAILURE
 }
@@ -73,31 +86,45 @@ fn version_asked() -> String {
         let _ = std::io::stdin().read_to_end(&mut text);
         let _ = sender.send(text);
     });
-    let text = receiver.recv_timeout(Duration::from_secs(1)).unwrap_or_default();
+    let text = receiver
+        .recv_timeout(Duration::from_secs(1))
+        .unwrap_or_default();
     let conf: Value = serde_json::from_slice(&text).unwrap_or_default();
-    let asked = conf["cniVersion"].as_str().filter(|version| VERSIONS.contains(version));
+    let asked = conf["cniVersion"]
+        .as_str()
+        .filter(|version| VERSIONS.contains(version));
     asked.unwrap_or(NEWEST).to_owned()
 }
 
 fn variable(name: &str) -> String {
-    std::env::var_os(name).unwrap_or_default().to_string_lossy().into_owned()
+    std::env::var_os(name)
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Container IDs and names of networks have the same form.
 fn has_form(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
+        && text
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
 }
 
 fn is_ifname(text: &str) -> bool {
-    let is_plain = !text.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control());
+    let is_plain =
+        !text.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control());
     (1..16).contains(&text.len()) && ![".", ".."].contains(&text) && is_plain
 }
 
 /// A key of the configuration. Its letter case has no meaning, and `null` is as absent.
 fn key<'c>(conf: &'c Value, name: &str) -> &'c Value {
-    let of_map =
-        || conf.as_object()?.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value);
+    let of_map = || {
+        conf.as_object()?
+            .iter()
+            .find(|(key, _)| key.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value)
+    };
     conf.get(name).or_else(of_map).unwrap_or(&Value::Null)
 }
 
@@ -115,7 +142,8 @@ fn cidr(value: &Value) -> Result<(IpAddr, u8), Fault> {
 
 impl Call {
     fn read(verb: String, version: &mut String) -> Result<Call, Fault> {
-        let [container, netns, ifname] = ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"].map(variable);
+        let [container, netns, ifname] =
+            ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"].map(variable);
         if !container.is_empty() && !has_form(&container) {
             return fault(4, "CNI_CONTAINERID has another form");
         }
@@ -125,7 +153,11 @@ impl Call {
             "GC" | "STATUS" => &["CNI_PATH"],
             _ => return fault(4, format!("CNI_COMMAND: there is no verb {verb}")),
         };
-        let missing: Vec<_> = needed.iter().copied().filter(|name| variable(name).is_empty()).collect();
+        let missing: Vec<_> = needed
+            .iter()
+            .copied()
+            .filter(|name| variable(name).is_empty())
+            .collect();
         if !missing.is_empty() {
             return fault(4, format!("not set: {}", missing.join(", ")));
         }
@@ -133,14 +165,34 @@ impl Call {
             return fault(4, "CNI_IFNAME is no name of an interface");
         }
         let mut text = Vec::new();
-        std::io::stdin().read_to_end(&mut text).map_err(|error| (5, format!("stdin: {error}")))?;
-        let conf = serde_json::from_slice::<Value>(&text).ok().filter(Value::is_object);
-        let Some(conf) = conf else { return fault(6, "stdin is not one JSON object") };
-        let told = key(&conf, "cniVersion").as_str().unwrap_or("0.1.0").to_owned();
+        std::io::stdin()
+            .read_to_end(&mut text)
+            .map_err(|error| (5, format!("stdin: {error}")))?;
+        let conf = serde_json::from_slice::<Value>(&text)
+            .ok()
+            .filter(Value::is_object);
+        let Some(conf) = conf else {
+            return fault(6, "stdin is not one JSON object");
+        };
+        let told = key(&conf, "cniVersion")
+            .as_str()
+            .unwrap_or("0.1.0")
+            .to_owned();
         version.clone_from(&told);
         let program = std::env::args_os().next().unwrap_or_default();
-        let is_ipam = Path::new(&program).file_name().is_some_and(|name| name == "right-ipam");
-        let call = Call { verb, container, netns, ifname, version: told, text, conf, is_ipam };
+        let is_ipam = Path::new(&program)
+            .file_name()
+            .is_some_and(|name| name == "right-ipam");
+        let call = Call {
+            verb,
+            container,
+            netns,
+            ifname,
+            version: told,
+            text,
+            conf,
+            is_ipam,
+        };
         call.is_possible().map(|()| call)
     }
 
@@ -156,7 +208,13 @@ impl Call {
         }
         if !VERSIONS.contains(&self.version.as_str()) || self.version.as_str() < since {
             let known = VERSIONS.join(", ");
-            return fault(1, format!("{} has no {}; the versions are {known}", self.version, self.verb));
+            return fault(
+                1,
+                format!(
+                    "{} has no {}; the versions are {known}",
+                    self.version, self.verb
+                ),
+            );
         }
         if !key(&self.conf, "name").as_str().is_some_and(has_form) {
             return fault(7, "name: expected that of a network");
@@ -195,7 +253,9 @@ impl Call {
                 setns(&netns, CloneFlags::CLONE_NEWNET).map_err(|error| told(&error))?;
                 work()
             });
-            thread.join().unwrap_or_else(|_| fault(999, "a thread failed"))
+            thread
+                .join()
+                .unwrap_or_else(|_| fault(999, "a thread failed"))
         })
     }
 
@@ -205,10 +265,17 @@ impl Call {
         if ipam.is_null() {
             return Ok(json!({}));
         }
-        let name = ipam["type"].as_str().filter(|name| !name.is_empty() && !name.contains('/'));
-        let Some(name) = name else { return fault(7, "ipam.type: expected the name of a plugin") };
+        let name = ipam["type"]
+            .as_str()
+            .filter(|name| !name.is_empty() && !name.contains('/'));
+        let Some(name) = name else {
+            return fault(7, "ipam.type: expected the name of a plugin");
+        };
         let path = variable("CNI_PATH");
-        let Some(program) = path.split(':').map(|one| Path::new(one).join(name)).find(|one| one.is_file())
+        let Some(program) = path
+            .split(':')
+            .map(|one| Path::new(one).join(name))
+            .find(|one| one.is_file())
         else {
             return fault(7, format!("CNI_PATH has no plugin {name}"));
         };
@@ -219,7 +286,9 @@ impl Call {
         let (is_done, text) = run(command, &self.text)?;
         let answer: Value = serde_json::from_slice(&text).unwrap_or_default();
         if !is_done {
-            let msg = answer["msg"].as_str().unwrap_or("the IPAM plugin says nothing");
+            let msg = answer["msg"]
+                .as_str()
+                .unwrap_or("the IPAM plugin says nothing");
             return fault(answer["code"].as_u64().unwrap_or(999), msg);
         }
         if verb == "ADD" && !answer.is_object() {
@@ -232,7 +301,11 @@ impl Call {
 /// Runs a program with this on stdin: whether it succeeds, and what it prints.
 fn run(mut command: Command, text: &[u8]) -> Result<(bool, Vec<u8>), Fault> {
     let told = |error: std::io::Error| (5, format!("cannot execute a program: {error}"));
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(told)?;
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(told)?;
     let stdin = child.stdin.take();
     std::thread::scope(|scope| {
         // One that does not read it needs it not.
@@ -245,7 +318,9 @@ fn run(mut command: Command, text: &[u8]) -> Result<(bool, Vec<u8>), Fault> {
 /// ip(8), with these lines on stdin.
 fn ip(arguments: &str, lines: &str) -> Result<Value, Fault> {
     let mut command = Command::new("ip");
-    command.args(arguments.split_whitespace()).stderr(Stdio::null());
+    command
+        .args(arguments.split_whitespace())
+        .stderr(Stdio::null());
     let (is_done, text) = run(command, lines.as_bytes())?;
     if is_done {
         Ok(serde_json::from_slice(&text).unwrap_or_default())
@@ -258,7 +333,8 @@ fn shown(name: &str) -> Result<Value, Fault> {
     ip(&format!("-json addr show dev {name}"), "").map(|links| links[0].clone())
 }
 
-// --- the main plugin ------------------------------------------------------------------------------------------------
+// --- the main plugin
+// ------------------------------------------------------------------------------------------------
 
 fn attach(call: &Call) -> Result<(), Fault> {
     match call.verb.as_str() {
@@ -293,7 +369,11 @@ fn add(call: &Call) -> Result<(), Fault> {
 fn detach(call: &Call) -> Result<(), Fault> {
     let name = call.host_end();
     let deleted = ip(&format!("link del dev {name}"), "");
-    if shown(&name).is_ok() { deleted.map(drop) } else { Ok(()) }
+    if shown(&name).is_ok() {
+        deleted.map(drop)
+    } else {
+        Ok(())
+    }
 }
 
 fn make(call: &Call, leased: &Value) -> Result<(), Fault> {
@@ -309,7 +389,10 @@ fn make(call: &Call, leased: &Value) -> Result<(), Fault> {
     if let Some(mtu) = key(&call.conf, "mtu").as_u64() {
         link += &format!(" mtu {mtu}");
     }
-    let mut lines = format!("{link} type veth peer name {host} netns {}\n", std::process::id());
+    let mut lines = format!(
+        "{link} type veth peer name {host} netns {}\n",
+        std::process::id()
+    );
     for one in list(&leased["ips"]) {
         let (address, length) = cidr(&one["address"])?;
         lines += &format!(
@@ -321,7 +404,9 @@ fn make(call: &Call, leased: &Value) -> Result<(), Fault> {
     for route in list(&leased["routes"]) {
         let (address, length) = cidr(&route["dst"])?;
         let family = if address.is_ipv6() { "-6 " } else { "" };
-        let gateway = route["gw"].as_str().and_then(|text| text.parse::<IpAddr>().ok());
+        let gateway = route["gw"]
+            .as_str()
+            .and_then(|text| text.parse::<IpAddr>().ok());
         let via = gateway.map_or_else(String::new, |gateway| format!("via {gateway} "));
         lines += &format!("{family}route append {address}/{length} {via}dev {name}\n");
     }
@@ -333,15 +418,21 @@ fn make(call: &Call, leased: &Value) -> Result<(), Fault> {
 fn result(call: &Call, leased: &Value) -> Result<Value, Fault> {
     let mut result = of_any_version(key(&call.conf, "prevResult"));
     let own = list(&result["interfaces"]).len();
-    let (pod, host) = (call.in_pod(|| shown(&call.ifname))?, shown(&call.host_end())?);
-    let told = |link: &Value| json!({"name": link["ifname"], "mac": link["address"], "mtu": link["mtu"]});
+    let (pod, host) = (
+        call.in_pod(|| shown(&call.ifname))?,
+        shown(&call.host_end())?,
+    );
+    let told =
+        |link: &Value| json!({"name": link["ifname"], "mac": link["address"], "mtu": link["mtu"]});
     let mut of_pod = told(&pod);
     of_pod["sandbox"] = json!(call.netns);
     let mut ips = list(&leased["ips"]);
     ips.iter_mut().for_each(|one| one["interface"] = json!(own));
-    for (name, more) in
-        [("interfaces", vec![of_pod, told(&host)]), ("ips", ips), ("routes", list(&leased["routes"]))]
-    {
+    for (name, more) in [
+        ("interfaces", vec![of_pod, told(&host)]),
+        ("ips", ips),
+        ("routes", list(&leased["routes"])),
+    ] {
         result[name] = json!([list(&result[name]), more].concat());
     }
     let dns = key(&call.conf, "dns");
@@ -354,19 +445,33 @@ fn result(call: &Call, leased: &Value) -> Result<Value, Fault> {
 /// A result in the form of the newest version.
 fn of_any_version(old: &Value) -> Value {
     let (mut ips, mut routes) = (list(&old["ips"]), list(&old["routes"]));
-    for of_family in ["ip4", "ip6"].map(|family| &old[family]).into_iter().filter(|one| one.is_object()) {
+    for of_family in ["ip4", "ip6"]
+        .map(|family| &old[family])
+        .into_iter()
+        .filter(|one| one.is_object())
+    {
         ips.push(json!({"address": of_family["ip"], "gateway": of_family["gateway"]}));
         routes.extend(list(&of_family["routes"]));
     }
     for keys in ips.iter_mut().filter_map(Value::as_object_mut) {
         keys.retain(|key, value| key != "version" && !value.is_null());
     }
-    let dns = if old["dns"].is_object() { old["dns"].clone() } else { json!({}) };
+    let dns = if old["dns"].is_object() {
+        old["dns"].clone()
+    } else {
+        json!({})
+    };
     json!({"interfaces": list(&old["interfaces"]), "ips": ips, "routes": routes, "dns": dns})
 }
 
 fn in_version(result: &Value, version: &str) -> Result<Value, Fault> {
-    let family = |value: &Value| if value.to_string().contains(':') { "6" } else { "4" };
+    let family = |value: &Value| {
+        if value.to_string().contains(':') {
+            "6"
+        } else {
+            "4"
+        }
+    };
     let mut told = result.clone();
     told["cniVersion"] = json!(version);
     if version < "1.1.0" {
@@ -392,10 +497,15 @@ fn in_version(result: &Value, version: &str) -> Result<Value, Fault> {
             let of = family(&one["address"]);
             let name = format!("ip{of}");
             if !told[&name].is_null() {
-                return fault(1, format!("{version} has no room for two addresses of a family"));
+                return fault(
+                    1,
+                    format!("{version} has no room for two addresses of a family"),
+                );
             }
-            let routes: Vec<_> =
-                list(&result["routes"]).into_iter().filter(|route| family(&route["dst"]) == of).collect();
+            let routes: Vec<_> = list(&result["routes"])
+                .into_iter()
+                .filter(|route| family(&route["dst"]) == of)
+                .collect();
             told[name] = json!({"ip": one["address"], "gateway": one["gateway"], "routes": routes});
         }
     }
@@ -417,11 +527,19 @@ fn check(call: &Call) -> Result<(), Fault> {
     };
     let (link, routes) = call.in_pod(|| {
         let routes = |family: &str| {
-            ip(&format!("{family} -json route show dev {}", call.ifname), "").map(|all| list(&all))
+            ip(
+                &format!("{family} -json route show dev {}", call.ifname),
+                "",
+            )
+            .map(|all| list(&all))
         };
-        Ok((shown(&call.ifname)?, [routes("-4")?, routes("-6")?].concat()))
+        Ok((
+            shown(&call.ifname)?,
+            [routes("-4")?, routes("-6")?].concat(),
+        ))
     })?;
-    let differs = |key: &str, now: &Value| !interfaces[own][key].is_null() && interfaces[own][key] != *now;
+    let differs =
+        |key: &str, now: &Value| !interfaces[own][key].is_null() && interfaces[own][key] != *now;
     let is_up = list(&link["flags"]).contains(&json!("UP"));
     if !is_up || differs("mac", &link["address"]) || differs("mtu", &link["mtu"]) {
         return fault(100, format!("{} is now {link}", call.ifname));
@@ -429,28 +547,42 @@ fn check(call: &Call) -> Result<(), Fault> {
     let now: Vec<_> = list(&link["addr_info"])
         .iter()
         .filter_map(|one| {
-            Some((one["local"].as_str()?.parse().ok()?, u8::try_from(one["prefixlen"].as_u64()?).ok()?))
+            Some((
+                one["local"].as_str()?.parse().ok()?,
+                u8::try_from(one["prefixlen"].as_u64()?).ok()?,
+            ))
         })
         .collect();
     let mut gateways = Vec::new();
-    for one in list(&told["ips"]).iter().filter(|one| one["interface"] == json!(own)) {
+    for one in list(&told["ips"])
+        .iter()
+        .filter(|one| one["interface"] == json!(own))
+    {
         if !now.contains(&cidr(&one["address"])?) {
-            return fault(100, format!("{} has no address {}", call.ifname, one["address"]));
+            return fault(
+                100,
+                format!("{} has no address {}", call.ifname, one["address"]),
+            );
         }
         gateways.push(one["gateway"].clone());
     }
     // Those of other plugins are their matter.
     let mut own_routes = list(&told["routes"]);
     own_routes.retain(|route| gateways.contains(&route["gw"]));
-    if let Some(gone) = own_routes.iter().find(|route| !routes.iter().any(|now| now["dst"] == route["dst"])) {
+    if let Some(gone) = own_routes
+        .iter()
+        .find(|route| !routes.iter().any(|now| now["dst"] == route["dst"]))
+    {
         return fault(100, format!("{} has no route {gone}", call.ifname));
     }
     call.delegate("CHECK").map(drop)
 }
 
-// --- the IPAM plugin ------------------------------------------------------------------------------------------------
+// --- the IPAM plugin
+// ------------------------------------------------------------------------------------------------
 
-/// The leases of a network: links by address, to container and interface. Nobody else changes them meanwhile.
+/// The leases of a network: links by address, to container and interface. Nobody else changes them
+/// meanwhile.
 struct Leases {
     directory: PathBuf,
     _lock: Option<Flock<File>>,
@@ -473,9 +605,11 @@ fn lease(call: &Call) -> Result<(), Fault> {
             fault(100, format!("{own} has no address"))
         }
         "GC" => {
-            let valid =
-                ["cni.dev/valid-attachments", "cni.dev/attachments"].map(|name| key(&call.conf, name));
-            let Some(valid) = valid.into_iter().find_map(Value::as_array) else { return Ok(()) };
+            let valid = ["cni.dev/valid-attachments", "cni.dev/attachments"]
+                .map(|name| key(&call.conf, name));
+            let Some(valid) = valid.into_iter().find_map(Value::as_array) else {
+                return Ok(());
+            };
             let text = |one: &Value, key: &str| one[key].as_str().unwrap_or_default().to_owned();
             let living: Vec<_> = valid
                 .iter()
@@ -498,15 +632,24 @@ impl Leases {
             fs::create_dir_all(&directory).map_err(|error| told(&error))?;
         }
         let lock = match File::open(&directory) {
-            Ok(file) => Some(Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| told(&error))?),
+            Ok(file) => Some(
+                Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| told(&error))?,
+            ),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => return Err(told(&error)),
         };
-        Ok(Leases { directory, _lock: lock })
+        Ok(Leases {
+            directory,
+            _lock: lock,
+        })
     }
 
     fn all(&self) -> Vec<(PathBuf, String)> {
-        let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten().map(|entry| entry.path());
+        let entries = fs::read_dir(&self.directory)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path());
         entries
             .filter_map(|path| Some((fs::read_link(&path).ok()?.to_str()?.to_owned(), path)))
             .map(|(to, at)| (at, to))
@@ -515,7 +658,8 @@ impl Leases {
 
     fn remove(&self, is_over: impl Fn(&str) -> bool) -> Result<(), Fault> {
         for (path, _) in self.all().iter().filter(|(_, owner)| is_over(owner)) {
-            fs::remove_file(path).map_err(|error| (5, format!("cannot release: {:?}", error.kind())))?;
+            fs::remove_file(path)
+                .map_err(|error| (5, format!("cannot release: {:?}", error.kind())))?;
         }
         Ok(())
     }
@@ -528,26 +672,38 @@ impl Leases {
         let (IpAddr::V4(first), length) = cidr(&ipam["subnet"])? else {
             return fault(7, "ipam.subnet: expected one of IPv4");
         };
-        let size = 1_u32.checked_shl(32 - u32::from(length)).unwrap_or(0).clamp(1, 1 << 16);
+        let size = 1_u32
+            .checked_shl(32 - u32::from(length))
+            .unwrap_or(0)
+            .clamp(1, 1 << 16);
         // The first is the network, and the last the broadcast.
         let hosts = if size > 2 { 1..size - 1 } else { 0..size };
         let all = hosts.map(|at| Ipv4Addr::from(u32::from(first).saturating_add(at)));
         let asked = &key(&call.conf, "runtimeConfig")["ips"];
-        let asked: Vec<_> =
-            list(asked).iter().map(|one| one.as_str().unwrap_or_default().to_owned()).collect();
+        let asked: Vec<_> = list(asked)
+            .iter()
+            .map(|one| one.as_str().unwrap_or_default().to_owned())
+            .collect();
         let is_asked = |one: &Ipv4Addr| {
-            asked.is_empty() || asked.iter().any(|text| text.split('/').next() == Some(&one.to_string()))
+            asked.is_empty()
+                || asked
+                    .iter()
+                    .any(|text| text.split('/').next() == Some(&one.to_string()))
         };
-        for address in all.filter(|one| ipam["gateway"] != one.to_string()).filter(is_asked) {
+        for address in all
+            .filter(|one| ipam["gateway"] != one.to_string())
+            .filter(is_asked)
+        {
             match symlink(own, self.directory.join(address.to_string())) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => (),
                 Err(error) => return fault(5, format!("cannot lease {address}: {error}")),
                 Ok(()) => {
                     let mut routes = list(&ipam["routes"]);
-                    routes.iter_mut().for_each(|route| route["gw"] = ipam["gateway"].clone());
+                    routes
+                        .iter_mut()
+                        .for_each(|route| route["gw"] = ipam["gateway"].clone());
                     let address = format!("{address}/{length}");
-                    let of_any =
-                        json!({"ips": [{"address": address, "gateway": ipam["gateway"]}], "routes": routes});
+                    let of_any = json!({"ips": [{"address": address, "gateway": ipam["gateway"]}], "routes": routes});
                     let mut leased = of_any_version(&of_any);
                     leased.as_object_mut().map(|keys| keys.remove("interfaces"));
                     return Ok(leased);

@@ -23,7 +23,8 @@ impl Baseline {
         let told = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
         let text = fs::read(path).map_err(|error| told(&error))?;
         let report: Value = serde_json::from_slice(&text).map_err(|error| told(&error))?;
-        Baseline::of(&report).ok_or_else(|| told(&"expected a report of --format json with a checkSet"))
+        Baseline::of(&report)
+            .ok_or_else(|| told(&"expected a report of --format json with a checkSet"))
     }
 
     fn of(report: &Value) -> Option<Baseline> {
@@ -35,11 +36,16 @@ impl Baseline {
                 outcomes.insert(key, text(&one["outcome"])?);
             }
         }
-        Some(Baseline { check_set: report["checkSet"].as_u64()?, outcomes })
+        Some(Baseline {
+            check_set: report["checkSet"].as_u64()?,
+            outcomes,
+        })
     }
 
     fn outcome(&self, plugin: &str, check: &str) -> Option<&str> {
-        self.outcomes.get(&(plugin.to_owned(), check.to_owned())).map(String::as_str)
+        self.outcomes
+            .get(&(plugin.to_owned(), check.to_owned()))
+            .map(String::as_str)
     }
 
     /// Did the check fail?
@@ -51,7 +57,11 @@ impl Baseline {
     pub fn compared(&self, reports: &[Report]) -> String {
         let mut text = String::new();
         if self.check_set != u64::from(CHECK_SET) {
-            let _ = writeln!(text, "baseline: of check set {}, and this one is {CHECK_SET}", self.check_set);
+            let _ = writeln!(
+                text,
+                "baseline: of check set {}, and this one is {CHECK_SET}",
+                self.check_set
+            );
         }
         for report in reports {
             let plugin = &report.plugin;
@@ -64,10 +74,17 @@ impl Baseline {
                     (Some("fail"), Outcome::LeftOut) => "failed, and is left out",
                     _ => continue,
                 };
-                let _ = writeln!(text, "baseline: {plugin}: {what}: {} {}", one.level, one.name);
+                let _ = writeln!(
+                    text,
+                    "baseline: {plugin}: {what}: {} {}",
+                    one.level, one.name
+                );
             }
             let is_here = |name: &str| report.checks.iter().any(|one| one.name == name);
-            let old = self.outcomes.keys().filter(|(other, name)| other == plugin && !is_here(name));
+            let old = self
+                .outcomes
+                .keys()
+                .filter(|(other, name)| other == plugin && !is_here(name));
             for (_, name) in old {
                 let what = if RETIRED.contains(&name.as_str()) {
                     "there is no such check any more"
@@ -108,7 +125,12 @@ mod tests {
     #[test]
     fn new_mended_and_gone_are_told() {
         let old = |name: &str, outcome: &str| json!({"name": name, "outcome": outcome});
-        let checks = [old("a", "pass"), old("b", "fail"), old("c", "fail"), old("gc_asks_the_ipam", "pass")];
+        let checks = [
+            old("a", "pass"),
+            old("b", "fail"),
+            old("c", "fail"),
+            old("gc_asks_the_ipam", "pass"),
+        ];
         let old = json!({"checkSet": 1, "plugins": [{"plugin": "x", "checks": checks}]});
         let baseline = Baseline::of(&old).unwrap();
         let report = Report {
@@ -128,8 +150,11 @@ mod tests {
             few: None,
         };
         let text = baseline.compared(&[report]);
-        let lines: Vec<_> =
-            text.lines().skip(1).map(|line| line.trim_start_matches("baseline: x: ")).collect();
+        let lines: Vec<_> = text
+            .lines()
+            .skip(1)
+            .map(|line| line.trim_start_matches("baseline: x: "))
+            .collect();
         let expected = [
             "new failure: MUST a",
             "mended: MUST b",

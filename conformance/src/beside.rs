@@ -33,13 +33,17 @@ impl Ready {
         match text.parse() {
             Ok(address) => Ok(Ready::Listens(address)),
             Err(_) if text.starts_with('/') => Ok(Ready::Exists(text.to_owned())),
-            Err(_) => Err(format!("{text:?}: expected an address with its port, or a path")),
+            Err(_) => Err(format!(
+                "{text:?}: expected an address with its port, or a path"
+            )),
         }
     }
 
     fn holds(&self) -> bool {
         match self {
-            Ready::Listens(address) => TcpStream::connect_timeout(address, Duration::from_secs(1)).is_ok(),
+            Ready::Listens(address) => {
+                TcpStream::connect_timeout(address, Duration::from_secs(1)).is_ok()
+            }
             Ready::Exists(path) => fs::exists(path).unwrap_or(false),
         }
     }
@@ -47,7 +51,9 @@ impl Ready {
     /// A line of bash that waits for it.
     pub fn shell(&self) -> String {
         let holds = match self {
-            Ready::Listens(address) => format!("(: >/dev/tcp/{}/{}) 2>&-", address.ip(), address.port()),
+            Ready::Listens(address) => {
+                format!("(: >/dev/tcp/{}/{}) 2>&-", address.ip(), address.port())
+            }
             Ready::Exists(path) => format!("[ -e {} ]", quoted(path)),
         };
         format!("until {holds}; do sleep 0.1; done")
@@ -68,7 +74,10 @@ impl Beside {
     /// Starts it in the namespaces of this thread, and returns when it is ready.
     pub fn start(mut command: Command, ready: &Ready) -> Result<Beside, String> {
         let name = Path::new(command.get_program()).display().to_string();
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
         let (started, start) = channel();
         let (end, ended) = channel();
         // It is the child of another thread: a tracer waits for all children of the check's.
@@ -95,7 +104,13 @@ impl Beside {
             Ok(Err(error)) => return Err(format!("beside: cannot execute {name}: {error}")),
             Err(_) => return Err(format!("beside: {name} was not started")),
         };
-        let beside = Beside { name, process, stderr, ended, keeper: Some(keeper) };
+        let beside = Beside {
+            name,
+            process,
+            stderr,
+            ended,
+            keeper: Some(keeper),
+        };
         let begun = Instant::now();
         while !ready.holds() {
             if let Some(why) = beside.ended() {
@@ -107,7 +122,10 @@ impl Beside {
                     Ready::Exists(path) => format!("there is no {path}"),
                 };
                 let (name, said) = (&beside.name, beside.said());
-                return Err(format!("beside: {name} is not ready after {} s: {what}{said}", LIMIT.as_secs()));
+                return Err(format!(
+                    "beside: {name} is not ready after {} s: {what}{said}",
+                    LIMIT.as_secs()
+                ));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -133,13 +151,21 @@ impl Beside {
         }
         let text = String::from_utf8_lossy(&bytes);
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        if text.is_empty() { text } else { format!(" ({})", plain(&cut(&text, SHOWN))) }
+        if text.is_empty() {
+            text
+        } else {
+            format!(" ({})", plain(&cut(&text, SHOWN)))
+        }
     }
 }
 
 impl Drop for Beside {
     fn drop(&mut self) {
-        if self.keeper.as_ref().is_some_and(|keeper| !keeper.is_finished()) {
+        if self
+            .keeper
+            .as_ref()
+            .is_some_and(|keeper| !keeper.is_finished())
+        {
             let _ = kill(self.process, Signal::SIGKILL);
         }
         let _ = self.keeper.take().map(JoinHandle::join);

@@ -135,7 +135,8 @@ impl Call {
 
     /// Is PATH another one than that of the suite?
     pub fn path_is_changed(&self) -> bool {
-        self.vars.get("PATH").map(String::as_str) != Some(&std::env::var("PATH").unwrap_or_default())
+        self.vars.get("PATH").map(String::as_str)
+            != Some(&std::env::var("PATH").unwrap_or_default())
     }
 
     /// Its arguments.
@@ -169,8 +170,14 @@ impl Call {
     /// What a person types to make this call.
     pub fn shell(&self) -> String {
         let vars = self.vars.iter().filter(|(name, _)| *name != "PATH");
-        let vars: Vec<_> = vars.map(|(name, value)| format!("{name}={}", quoted(value))).collect();
-        let mut text = format!("{} {}", vars.join(" "), quoted(&self.program.to_string_lossy()));
+        let vars: Vec<_> = vars
+            .map(|(name, value)| format!("{name}={}", quoted(value)))
+            .collect();
+        let mut text = format!(
+            "{} {}",
+            vars.join(" "),
+            quoted(&self.program.to_string_lossy())
+        );
         for argument in &self.arguments {
             text.push_str(&format!(" {}", quoted(argument)));
         }
@@ -179,7 +186,9 @@ impl Call {
             Stdin::Bytes(bytes) if bytes.len() > 4000 => {
                 text.push_str(&format!(" # {} bytes on stdin", bytes.len()));
             }
-            Stdin::Bytes(bytes) => text.push_str(&format!(" <<<{}", quoted(&String::from_utf8_lossy(bytes)))),
+            Stdin::Bytes(bytes) => {
+                text.push_str(&format!(" <<<{}", quoted(&String::from_utf8_lossy(bytes))))
+            }
             Stdin::Silent => text = format!("sleep 9 | {text}"),
             Stdin::Closed => text.push_str(" <&-"),
             Stdin::File(path) => text.push_str(&format!(" <{}", path.display())),
@@ -198,10 +207,18 @@ impl Call {
         let mut words: Vec<PathBuf> = wrapper.iter().map(PathBuf::from).collect();
         words.push(self.program.clone());
         if matches!(self.stdin, Stdin::Closed) {
-            words.splice(0..0, ["sh", "-c", "exec \"$0\" \"$@\" <&-"].map(PathBuf::from));
+            words.splice(
+                0..0,
+                ["sh", "-c", "exec \"$0\" \"$@\" <&-"].map(PathBuf::from),
+            );
         }
         let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).args(&self.arguments).env_clear().envs(&self.vars).process_group(0);
+        command
+            .args(&words[1..])
+            .args(&self.arguments)
+            .env_clear()
+            .envs(&self.vars)
+            .process_group(0);
         command.stdin(match &self.stdin {
             Stdin::File(path) => Stdio::from(std::fs::File::open(path)?),
             _ => Stdio::piped(),
@@ -213,17 +230,24 @@ impl Call {
         } else {
             Stdio::piped()
         });
-        command.stderr(if self.is_stderr_null { Stdio::null() } else { Stdio::piped() });
+        command.stderr(if self.is_stderr_null {
+            Stdio::null()
+        } else {
+            Stdio::piped()
+        });
         Ok(command)
     }
 
     /// Starts it. It has its configuration, but not the end of it.
     pub fn start(&self) -> std::io::Result<Running> {
-        // The text of a script is busy while another thread's child still has the file that wrote it open.
+        // The text of a script is busy while another thread's child still has the file that wrote
+        // it open.
         let mut tries = 0;
         let mut child = loop {
             match self.command(&[])?.spawn() {
-                Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy && tries < 100 => {
+                Err(error)
+                    if error.kind() == std::io::ErrorKind::ExecutableFileBusy && tries < 100 =>
+                {
                     tries += 1;
                     std::thread::sleep(Duration::from_millis(5));
                 }
@@ -244,8 +268,10 @@ impl Call {
             }
             (_, stdin) => stdin,
         };
-        let [stdout, stderr] =
-            [child.stdout.take().map(Collected::of), child.stderr.take().map(Collected::of)];
+        let [stdout, stderr] = [
+            child.stdout.take().map(Collected::of),
+            child.stderr.take().map(Collected::of),
+        ];
         Ok(Running {
             child,
             writer,
@@ -277,7 +303,9 @@ impl Running {
         self.end_input();
         let group = process_of(&self.child);
         let status = match ended(&mut self.child, limit) {
-            Some(status) => status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
+            Some(status) => status
+                .code()
+                .unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
             None => {
                 let waits = waits(group);
                 let _ = killpg(group, Signal::SIGKILL);
@@ -302,8 +330,15 @@ impl Running {
             bytes
         });
         let is_cut = stdout.len() > MOST;
-        let text = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(MOST)]).into_owned();
-        Ok(Ran { status, stdout: text(&stdout), stderr: text(&stderr), is_cut, is_held })
+        let text =
+            |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(MOST)]).into_owned();
+        Ok(Ran {
+            status,
+            stdout: text(&stdout),
+            stderr: text(&stderr),
+            is_cut,
+            is_held,
+        })
     }
 }
 
@@ -335,7 +370,10 @@ impl Collected {
     /// Adds what there is until then. Has the stream ended?
     pub fn take(&self, bytes: &mut Vec<u8>, until: Instant) -> bool {
         loop {
-            match self.0.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            match self
+                .0
+                .recv_timeout(until.saturating_duration_since(Instant::now()))
+            {
                 Ok(more) => bytes.extend(more),
                 Err(error) => return error == RecvTimeoutError::Disconnected,
             }
@@ -358,14 +396,18 @@ fn ended(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     }
 }
 
-/// What a call waits for that was started as this process, as far as the kernel says it: each thread of it, of its group and of
-/// what they started.
+/// What a call waits for that was started as this process, as far as the kernel says it: each
+/// thread of it, of its group and of what they started.
 pub fn waits(first: Pid) -> String {
     let processes = processes();
     let mut found = BTreeSet::from([first.as_raw()]);
     loop {
         let is_of = |one: &&Process| found.contains(&one.parent) || one.group == first.as_raw();
-        let more: Vec<_> = processes.iter().filter(is_of).map(|one| one.number).collect();
+        let more: Vec<_> = processes
+            .iter()
+            .filter(is_of)
+            .map(|one| one.number)
+            .collect();
         let before = found.len();
         found.extend(more);
         if found.len() == before {
@@ -373,7 +415,10 @@ pub fn waits(first: Pid) -> String {
         }
     }
     let found = processes.iter().filter(|one| found.contains(&one.number));
-    found.flat_map(|one| one.waits(&processes)).collect::<Vec<_>>().join("; ")
+    found
+        .flat_map(|one| one.waits(&processes))
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 /// What /proc says of a process.
@@ -390,15 +435,29 @@ fn processes() -> Vec<Process> {
     let names = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let one = |entry: std::fs::DirEntry| {
         let (_, words) = stat(&entry.path())?;
-        let files = std::fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
+        let files = std::fs::read_dir(entry.path().join("fd"))
+            .into_iter()
+            .flatten()
+            .flatten();
         let file = |fd: std::fs::DirEntry| {
-            let target = std::fs::read_link(fd.path()).ok()?.to_string_lossy().into_owned();
+            let target = std::fs::read_link(fd.path())
+                .ok()?
+                .to_string_lossy()
+                .into_owned();
             let about = std::fs::metadata(fd.path()).ok()?;
-            Some((fd.file_name().to_str()?.parse().ok()?, (target, about.dev(), about.ino())))
+            Some((
+                fd.file_name().to_str()?.parse().ok()?,
+                (target, about.dev(), about.ino()),
+            ))
         };
         let (parent, group) = (words.get(1)?.parse().ok()?, words.get(2)?.parse().ok()?);
         let number = entry.file_name().to_str()?.parse().ok()?;
-        Some(Process { number, parent, group, files: files.filter_map(file).collect() })
+        Some(Process {
+            number,
+            parent,
+            group,
+            files: files.filter_map(file).collect(),
+        })
     };
     names.filter_map(one).collect()
 }
@@ -412,32 +471,51 @@ fn stat(path: &Path) -> Option<(String, Vec<String>)> {
     let stat = std::fs::read_to_string(path.join("stat")).ok()?;
     // The name, in brackets, may have anything in it.
     let (name, rest) = stat.rsplit_once(')')?;
-    Some((name.split_once('(')?.1.to_owned(), rest.split_whitespace().map(str::to_owned).collect()))
+    Some((
+        name.split_once('(')?.1.to_owned(),
+        rest.split_whitespace().map(str::to_owned).collect(),
+    ))
 }
 
 impl Process {
-    /// A line for each thread: the system call, the file that it is about, and who else has that file.
+    /// A line for each thread: the system call, the file that it is about, and who else has that
+    /// file.
     fn waits(&self, all: &[Process]) -> Vec<String> {
-        let threads = std::fs::read_dir(of_process(self.number).join("task")).into_iter().flatten().flatten();
+        let threads = std::fs::read_dir(of_process(self.number).join("task"))
+            .into_iter()
+            .flatten()
+            .flatten();
         let line = |thread: std::fs::DirEntry| {
             let path = thread.path();
             let (name, words) = stat(&path)?;
             let read = |file: &str| std::fs::read_to_string(path.join(file)).unwrap_or_default();
-            let mut text = format!("{name} is in state {}, in {}", words.first()?, read("wchan"));
+            let mut text = format!(
+                "{name} is in state {}, in {}",
+                words.first()?,
+                read("wchan")
+            );
             let call = read("syscall");
             let mut words = call.split_whitespace();
-            let (Some(number), Some(first)) = (words.next(), words.next()) else { return Some(text) };
+            let (Some(number), Some(first)) = (words.next(), words.next()) else {
+                return Some(text);
+            };
             text.push_str(&format!(", system call {number}"));
             let file = i32::from_str_radix(first.trim_start_matches("0x"), 16).ok();
             if let Some(file) = file.and_then(|file| self.files.get(&file)) {
                 let has = |one: &&Process| {
                     one.number != self.number && one.files.values().any(|other| other == file)
                 };
-                let others = all.iter().filter(has).map(|one| stat(&of_process(one.number)));
+                let others = all
+                    .iter()
+                    .filter(has)
+                    .map(|one| stat(&of_process(one.number)));
                 let others: BTreeSet<_> = others.flatten().map(|(name, _)| name).collect();
                 text.push_str(&format!(" of {}", file.0));
                 if !others.is_empty() {
-                    text.push_str(&format!(", which {} have, too", Vec::from_iter(others).join(" and ")));
+                    text.push_str(&format!(
+                        ", which {} have, too",
+                        Vec::from_iter(others).join(" and ")
+                    ));
                 }
             }
             Some(text)

@@ -35,7 +35,12 @@ struct Arguments {
     #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present_any = ["conf", "list", "api_double"])]
     describe: Vec<PathBuf>,
     /// Network configuration, instead of a description, for a plugin that needs no device
-    #[arg(long, value_name = "FILE", conflicts_with = "describe", requires = "plugin")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "describe",
+        requires = "plugin"
+    )]
     conf: Option<PathBuf>,
     /// Kind of plugin, with --conf
     #[arg(long, default_value = "main", value_parser = ["main", "ipam"])]
@@ -47,7 +52,13 @@ struct Arguments {
     #[arg(long, value_name = "DIRECTORIES")]
     path: Option<String>,
     /// Checks to run
-    #[arg(long, value_name = "PROFILES", value_enum, value_delimiter = ',', default_value = "spec")]
+    #[arg(
+        long,
+        value_name = "PROFILES",
+        value_enum,
+        value_delimiter = ',',
+        default_value = "spec"
+    )]
     profile: Vec<Profile>,
     /// Only checks whose name contains this, from any profile
     #[arg(long, value_name = "PATTERN")]
@@ -61,7 +72,8 @@ struct Arguments {
     /// Output format
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
-    /// Least binding level whose failures count, in the exit status and as failures in tap and junit
+    /// Least binding level whose failures count, in the exit status and as failures in tap and
+    /// junit
     #[arg(long, value_enum, default_value = "must")]
     level: Level,
     /// Ignore failures in this earlier JSON report; list new, fixed and missing ones on stderr
@@ -91,11 +103,12 @@ struct Arguments {
     /// List the checks
     #[arg(long)]
     list: bool,
-    /// Only serve a double of an API server at this address, for `beside` of a description; it supports what
-    /// whereabouts needs
+    /// Only serve a double of an API server at this address, for `beside` of a description; it
+    /// supports what whereabouts needs
     #[arg(long, value_name = "ADDRESS")]
     api_double: Option<SocketAddr>,
-    /// Keep an empty file here for each value in the double's objects, so that leaked values are detected
+    /// Keep an empty file here for each value in the double's objects, so that leaked values are
+    /// detected
     #[arg(long, value_name = "DIRECTORY", requires = "api_double")]
     mirror: Option<PathBuf>,
     /// It is in its namespaces
@@ -106,9 +119,13 @@ struct Arguments {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let is_meant = |check: &Check, patterns: &[String]| {
-        patterns
-            .iter()
-            .any(|one| if arguments.exactly { check.name == one } else { check.name.contains(one) })
+        patterns.iter().any(|one| {
+            if arguments.exactly {
+                check.name == one
+            } else {
+                check.name.contains(one)
+            }
+        })
     };
     let checks: Vec<Check> = checks::all()
         .into_iter()
@@ -119,7 +136,9 @@ fn main() -> ExitCode {
         Err((2, "no check is left: --list names them".to_owned()))
     } else if let Some(address) = arguments.api_double {
         TcpListener::bind(address)
-            .map(|listener| objects::serve(&listener, &Objects::default(), arguments.mirror.as_deref()))
+            .map(|listener| {
+                objects::serve(&listener, &Objects::default(), arguments.mirror.as_deref())
+            })
             .map_err(|error| (3, format!("cannot listen to {address}: {error}")))
             .map(|()| 0)
     } else if arguments.list {
@@ -138,23 +157,31 @@ fn main() -> ExitCode {
 
 fn print(text: &str) -> Result<(), (u8, String)> {
     let mut stdout = std::io::stdout().lock();
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    let written = stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush());
     written.map_err(|error| (3, format!("cannot write the report: {error}")))
 }
 
 /// By the newest version of the specification: checks.md of a release is this, of all checks.
 fn list(checks: &[Check]) -> String {
     let newest = VERSIONS[VERSIONS.len() - 1];
-    let mut text =
-        format!("# Checks\n\nHow each is asked of a plugin that claims {newest} of the specification.\n");
+    let mut text = format!(
+        "# Checks\n\nHow each is asked of a plugin that claims {newest} of the specification.\n"
+    );
     for profile in Profile::value_variants() {
-        let mut of_profile = checks.iter().filter(|check| check.profile_in(newest) == *profile).peekable();
+        let mut of_profile = checks
+            .iter()
+            .filter(|check| check.profile_in(newest) == *profile)
+            .peekable();
         if of_profile.peek().is_none() {
             continue;
         }
         text.push_str(match profile {
             Profile::Spec => "\n## spec: what the specification demands or recommends\n\n",
-            Profile::Runtimes => "\n## runtimes: what runtimes rely on, and what has two readings\n\n",
+            Profile::Runtimes => {
+                "\n## runtimes: what runtimes rely on, and what has two readings\n\n"
+            }
             Profile::Extra => "\n## extra: what only this suite asks\n\n",
         });
         for check in of_profile {
@@ -165,7 +192,12 @@ fn list(checks: &[Check]) -> String {
             };
             text.push_str(&format!("* {level}`{}`: {}\n", check.name, check.asks));
             if let Some(basis) = check.basis_in(newest) {
-                text.push_str(&format!("  > {} ([{}]({}))\n", basis.quoted(), basis.since, basis.address()));
+                text.push_str(&format!(
+                    "  > {} ([{}]({}))\n",
+                    basis.quoted(),
+                    basis.since,
+                    basis.address()
+                ));
             }
             if !check.why.is_empty() {
                 text.push_str(&format!("  * {}\n", check.why));
@@ -182,24 +214,47 @@ fn run(arguments: &Arguments, checks: &[Check]) -> Result<u8, (u8, String)> {
     }
     sandbox::enter().map_err(|reason| (3, reason))?;
     match firewall() {
-        Ok(_) => all.iter_mut().for_each(|settings| settings.sees_firewall = true),
+        Ok(_) => all
+            .iter_mut()
+            .for_each(|settings| settings.sees_firewall = true),
         Err(reason) => {
-            let _ = writeln!(std::io::stderr(), "cni-conformance: firewall rules are not compared: {reason}");
+            let _ = writeln!(
+                std::io::stderr(),
+                "cni-conformance: firewall rules are not compared: {reason}"
+            );
         }
     }
-    let jobs =
-        arguments.jobs.unwrap_or_else(|| 4 * std::thread::available_parallelism().map_or(2, usize::from));
-    let profiles = if arguments.only.is_empty() { &arguments.profile[..] } else { Profile::value_variants() };
-    let reports: Vec<_> = all.iter().map(|settings| judge(settings, checks, profiles, jobs)).collect();
-    for (report, (had, refusal)) in reports.iter().filter_map(|one| Some((one, one.few.as_ref()?))) {
+    let jobs = arguments
+        .jobs
+        .unwrap_or_else(|| 4 * std::thread::available_parallelism().map_or(2, usize::from));
+    let profiles = if arguments.only.is_empty() {
+        &arguments.profile[..]
+    } else {
+        Profile::value_variants()
+    };
+    let reports: Vec<_> = all
+        .iter()
+        .map(|settings| judge(settings, checks, profiles, jobs))
+        .collect();
+    for (report, (had, refusal)) in reports
+        .iter()
+        .filter_map(|one| Some((one, one.few.as_ref()?)))
+    {
         let plugin = &report.plugin;
         let _ = writeln!(
             std::io::stderr(),
             "cni-conformance: {plugin}: checks that need more attachments than {had} at once are left out: {refusal}"
         );
     }
-    for (report, warning) in reports.iter().flat_map(|one| one.warnings.iter().map(move |text| (one, text))) {
-        let _ = writeln!(std::io::stderr(), "cni-conformance: {}: {warning}", report.plugin);
+    for (report, warning) in reports
+        .iter()
+        .flat_map(|one| one.warnings.iter().map(move |text| (one, text)))
+    {
+        let _ = writeln!(
+            std::io::stderr(),
+            "cni-conformance: {}: {warning}",
+            report.plugin
+        );
     }
     if let Some(directory) = &arguments.replay {
         write_scripts(directory, &reports).map_err(|reason| (3, reason))?;
@@ -219,36 +274,59 @@ fn run(arguments: &Arguments, checks: &[Check]) -> Result<u8, (u8, String)> {
 }
 
 /// The exit status that reports have.
-fn ended(arguments: &Arguments, reports: &[Report], baseline: Option<&Baseline>) -> Result<u8, (u8, String)> {
+fn ended(
+    arguments: &Arguments,
+    reports: &[Report],
+    baseline: Option<&Baseline>,
+) -> Result<u8, (u8, String)> {
     if let Some(fault) = reports.iter().find_map(|report| report.fault.clone()) {
         return Err((2, fault));
     }
     for report in reports {
-        let was_there = |one: &Judged| baseline.is_some_and(|old| old.has_failure(&report.plugin, one.name));
-        let counts =
-            |one: &&Judged| one.outcome == Outcome::Fail && one.level <= arguments.level && !was_there(one);
-        if report.checks.iter().any(|one| counts(&one)) || arguments.strict && !report.warnings.is_empty() {
+        let was_there =
+            |one: &Judged| baseline.is_some_and(|old| old.has_failure(&report.plugin, one.name));
+        let counts = |one: &&Judged| {
+            one.outcome == Outcome::Fail && one.level <= arguments.level && !was_there(one)
+        };
+        if report.checks.iter().any(|one| counts(&one))
+            || arguments.strict && !report.warnings.is_empty()
+        {
             return Ok(1);
         }
     }
-    if let Some((plugin, refusal)) = reports.iter().find_map(|one| Some((&one.plugin, one.refusal.as_ref()?)))
+    if let Some((plugin, refusal)) = reports
+        .iter()
+        .find_map(|one| Some((&one.plugin, one.refusal.as_ref()?)))
     {
         return Err((1, format!("{plugin}: nothing could be judged: {refusal}")));
     }
     let Some(silent) = reports.iter().find(|report| !report.is_asked()) else {
         return Ok(0);
     };
-    let reason = silent.checks.first().map_or("no check", |one| one.seen.as_str());
-    Err((3, format!("{}: nothing could be asked: {reason}", silent.plugin)))
+    let reason = silent
+        .checks
+        .first()
+        .map_or("no check", |one| one.seen.as_str());
+    Err((
+        3,
+        format!("{}: nothing could be asked: {reason}", silent.plugin),
+    ))
 }
 
 /// A file PLUGIN.CHECK.sh for each failure.
 fn write_scripts(directory: &Path, reports: &[Report]) -> Result<(), String> {
-    let scripts = reports.iter().flat_map(|report| report.checks.iter().map(move |one| (report, one)));
+    let scripts = reports
+        .iter()
+        .flat_map(|report| report.checks.iter().map(move |one| (report, one)));
     let scripts = scripts.filter(|(_, one)| !one.replay.is_empty());
     write_files(
         directory,
-        scripts.map(|(report, one)| (format!("{}.{}.sh", file_name(report), one.name), one.replay.clone())),
+        scripts.map(|(report, one)| {
+            (
+                format!("{}.{}.sh", file_name(report), one.name),
+                one.replay.clone(),
+            )
+        }),
     )
 }
 
@@ -259,18 +337,27 @@ fn write_reports(directory: &Path, reports: &[Report], least: Level) -> Result<(
         ("report.sarif", Format::Sarif),
         ("scores.md", Format::Scores),
     ];
-    let of_all = forms.map(|(name, format)| (name.to_owned(), report::write(reports, format, least)));
+    let of_all =
+        forms.map(|(name, format)| (name.to_owned(), report::write(reports, format, least)));
     let page = |report: &Report| report::write(std::slice::from_ref(report), Format::Html, least);
-    let pages = reports.iter().map(|report| (format!("{}.html", file_name(report)), page(report)));
+    let pages = reports
+        .iter()
+        .map(|report| (format!("{}.html", file_name(report)), page(report)));
     write_files(directory, of_all.into_iter().chain(pages))
 }
 
 /// The name of the plugin, which may be a path, and has that of the variant.
 fn file_name(report: &Report) -> String {
-    report.plugin.replace(|c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c), "_")
+    report.plugin.replace(
+        |c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c),
+        "_",
+    )
 }
 
-fn write_files(directory: &Path, files: impl Iterator<Item = (String, String)>) -> Result<(), String> {
+fn write_files(
+    directory: &Path,
+    files: impl Iterator<Item = (String, String)>,
+) -> Result<(), String> {
     let told = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
     std::fs::create_dir_all(directory).map_err(|error| told(directory, error))?;
     for (name, text) in files {
@@ -289,7 +376,11 @@ fn settings(arguments: &Arguments) -> Result<Vec<Settings>, String> {
         let told = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
         let text = std::fs::read(path).map_err(|error| told(&error))?;
         let conf = serde_json::from_slice(&text).map_err(|error| told(&error))?;
-        let kind = if arguments.kind == "ipam" { Kind::Ipam } else { Kind::Main };
+        let kind = if arguments.kind == "ipam" {
+            Kind::Ipam
+        } else {
+            Kind::Main
+        };
         descriptions.push(Description::of_conf(conf, kind).map_err(|error| told(&error))?);
     }
     if arguments.describe.len() > 1 && arguments.plugin.is_some() {
@@ -299,9 +390,14 @@ fn settings(arguments: &Arguments) -> Result<Vec<Settings>, String> {
     if let Some(own) = arguments.plugin.as_deref().and_then(Path::parent) {
         path.push(absolute(own)?);
     }
-    let given = arguments.path.clone().or_else(|| std::env::var("CNI_PATH").ok());
-    for directory in
-        given.unwrap_or("/opt/cni/bin:/usr/lib/cni".to_owned()).split(':').filter(|one| !one.is_empty())
+    let given = arguments
+        .path
+        .clone()
+        .or_else(|| std::env::var("CNI_PATH").ok());
+    for directory in given
+        .unwrap_or("/opt/cni/bin:/usr/lib/cni".to_owned())
+        .split(':')
+        .filter(|one| !one.is_empty())
     {
         path.push(absolute(Path::new(directory))?);
     }
@@ -317,11 +413,17 @@ fn settings(arguments: &Arguments) -> Result<Vec<Settings>, String> {
         if nix::unistd::access(&program, nix::unistd::AccessFlags::X_OK).is_err() {
             return Err(format!("{}: it may not be executed", program.display()));
         }
-        let used = std::iter::once(&program).chain(path.iter().filter(|directory| directory.is_dir()));
+        let used =
+            std::iter::once(&program).chain(path.iter().filter(|directory| directory.is_dir()));
         for used in used {
-            if let Some(hidden) = sandbox::hidden().into_iter().find(|hidden| used.starts_with(hidden)) {
+            if let Some(hidden) = sandbox::hidden()
+                .into_iter()
+                .find(|hidden| used.starts_with(hidden))
+            {
                 let (used, hidden) = (used.display(), hidden.display());
-                return Err(format!("{used}: {hidden} is empty for each check; copy the plugins elsewhere"));
+                return Err(format!(
+                    "{used}: {hidden} is empty for each check; copy the plugins elsewhere"
+                ));
             }
         }
         all.push(Settings {
@@ -340,7 +442,11 @@ fn settings(arguments: &Arguments) -> Result<Vec<Settings>, String> {
 
 fn absolute(path: &Path) -> Result<PathBuf, String> {
     // `--plugin x` has an empty parent.
-    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    let path = if path.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        path
+    };
     std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
@@ -349,8 +455,14 @@ fn found(program: &str, path: &[PathBuf]) -> Result<PathBuf, String> {
         return absolute(Path::new(program));
     }
     let candidates = path.iter().map(|directory| directory.join(program));
-    candidates.into_iter().find(|candidate| candidate.is_file()).ok_or_else(|| {
-        let path: Vec<_> = path.iter().map(|one| one.display().to_string()).collect();
-        format!("{program} is in none of {}: name the directory with --path", path.join(", "))
-    })
+    candidates
+        .into_iter()
+        .find(|candidate| candidate.is_file())
+        .ok_or_else(|| {
+            let path: Vec<_> = path.iter().map(|one| one.display().to_string()).collect();
+            format!(
+                "{program} is in none of {}: name the directory with --path",
+                path.join(", ")
+            )
+        })
 }

@@ -1,4 +1,5 @@
-//! A double of an API server, as far as whereabouts asks one: it keeps what is created, and applies JSON patches.
+//! A double of an API server, as far as whereabouts asks one: it keeps what is created, and applies
+//! JSON patches.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,8 +17,8 @@ pub type Objects = Arc<Mutex<BTreeMap<String, Value>>>;
 /// A status line, and the object below it.
 type Answer = (&'static str, Value);
 
-/// Answers whoever connects, and does not return. Below `mirror` each value of each object is an empty file, named by its keys:
-/// the suite compares files.
+/// Answers whoever connects, and does not return. Below `mirror` each value of each object is an
+/// empty file, named by its keys: the suite compares files.
 pub fn serve(listener: &TcpListener, objects: &Objects, mirror: Option<&Path>) {
     for stream in listener.incoming().flatten() {
         let (objects, mirror) = (objects.clone(), mirror.map(Path::to_owned));
@@ -37,7 +38,10 @@ fn serve_one(mut stream: TcpStream, objects: &Objects, mirror: Option<&Path>) ->
         let mut objects = objects.lock().unwrap_or_else(PoisonError::into_inner);
         let (code, answer) = answer(&method, path, body, &mut objects);
         if let Some(mirror) = mirror.filter(|_| method != "GET") {
-            let name = answer["metadata"]["name"].as_str().filter(|_| method == "POST").unwrap_or_default();
+            let name = answer["metadata"]["name"]
+                .as_str()
+                .filter(|_| method == "POST")
+                .unwrap_or_default();
             let path = format!("{path}/{name}");
             let path = path.trim_end_matches('/');
             let _ = fs::remove_dir_all(file(mirror, path));
@@ -53,14 +57,22 @@ fn serve_one(mut stream: TcpStream, objects: &Objects, mirror: Option<&Path>) ->
 /// Method, path and body of the next request; `None` when the other end has closed the connection.
 pub fn request(requests: &mut impl BufRead) -> Option<(String, String, Vec<u8>)> {
     let mut line = String::new();
-    requests.read_line(&mut line).ok().filter(|length| *length > 0)?;
+    requests
+        .read_line(&mut line)
+        .ok()
+        .filter(|length| *length > 0)?;
     let mut words = line.split_whitespace();
     let (method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
     let mut length = 0;
     loop {
         let mut header = String::new();
-        requests.read_line(&mut header).ok().filter(|length| *length > 0)?;
-        let Some((name, value)) = header.split_once(':') else { break };
+        requests
+            .read_line(&mut header)
+            .ok()
+            .filter(|length| *length > 0)?;
+        let Some((name, value)) = header.split_once(':') else {
+            break;
+        };
         if name.eq_ignore_ascii_case("content-length") {
             length = value.trim().parse().ok()?;
         }
@@ -74,35 +86,55 @@ pub fn request(requests: &mut impl BufRead) -> Option<(String, String, Vec<u8>)>
 pub fn reply(stream: &mut TcpStream, code: &str, answer: &Value) -> Option<()> {
     let answer = answer.to_string();
     let length = answer.len();
-    let head =
-        format!("HTTP/1.1 {code}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n");
+    let head = format!(
+        "HTTP/1.1 {code}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    );
     stream.write_all(format!("{head}{answer}").as_bytes()).ok()
 }
 
 /// Where the object of this path is mirrored: nowhere else, whatever the path is.
 fn file(mirror: &Path, path: &str) -> PathBuf {
-    let parts = path.split('/').filter(|part| !["", ".", ".."].contains(part));
+    let parts = path
+        .split('/')
+        .filter(|part| !["", ".", ".."].contains(part));
     mirror.join(parts.collect::<PathBuf>())
 }
 
 /// A folder for each list and each map, and an empty file for each other value.
 fn write(path: &Path, value: &Value) {
     let inside: Vec<(String, &Value)> = match value {
-        Value::Object(map) => map.iter().map(|(key, one)| (key.replace('/', "~1"), one)).collect(),
-        Value::Array(list) => list.iter().enumerate().map(|(at, one)| (at.to_string(), one)).collect(),
+        Value::Object(map) => map
+            .iter()
+            .map(|(key, one)| (key.replace('/', "~1"), one))
+            .collect(),
+        Value::Array(list) => list
+            .iter()
+            .enumerate()
+            .map(|(at, one)| (at.to_string(), one))
+            .collect(),
         _ => return drop(fs::write(path, "")),
     };
     let _ = fs::create_dir_all(path);
-    inside.iter().for_each(|(key, one)| write(&path.join(key), one));
+    inside
+        .iter()
+        .for_each(|(key, one)| write(&path.join(key), one));
 }
 
-fn answer(method: &str, path: &str, mut body: Value, objects: &mut BTreeMap<String, Value>) -> Answer {
+fn answer(
+    method: &str,
+    path: &str,
+    mut body: Value,
+    objects: &mut BTreeMap<String, Value>,
+) -> Answer {
     match method {
         "POST" if body.is_object() => {
             if let Some((_, rest)) = path.split_once("/namespaces/") {
                 body["metadata"]["namespace"] = json!(rest.split('/').next());
             }
-            let path = format!("{path}/{}", body["metadata"]["name"].as_str().unwrap_or_default());
+            let path = format!(
+                "{path}/{}",
+                body["metadata"]["name"].as_str().unwrap_or_default()
+            );
             if objects.contains_key(&path) {
                 return failed("409 Conflict", "AlreadyExists", 409);
             }
@@ -112,15 +144,21 @@ fn answer(method: &str, path: &str, mut body: Value, objects: &mut BTreeMap<Stri
         }
         // A name is behind the kind; without it all of a kind are asked for.
         "GET" if path.ends_with("/ippools") => {
-            let items: Vec<_> =
-                objects.iter().filter(|(name, _)| name.starts_with(path)).map(|(_, each)| each).collect();
+            let items: Vec<_> = objects
+                .iter()
+                .filter(|(name, _)| name.starts_with(path))
+                .map(|(_, each)| each)
+                .collect();
             (
                 "200 OK",
                 json!({"kind": "IPPoolList", "apiVersion": "whereabouts.cni.cncf.io/v1alpha1", "items": items}),
             )
         }
         "DELETE" => match objects.remove(path) {
-            Some(_) => ("200 OK", json!({"kind": "Status", "apiVersion": "v1", "status": "Success"})),
+            Some(_) => (
+                "200 OK",
+                json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}),
+            ),
             None => failed("404 Not Found", "NotFound", 404),
         },
         "GET" | "PUT" | "PATCH" => match objects.get_mut(path) {
@@ -133,15 +171,18 @@ fn answer(method: &str, path: &str, mut body: Value, objects: &mut BTreeMap<Stri
 }
 
 fn failed(code: &'static str, reason: &str, number: u16) -> Answer {
-    let status =
-        json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": number});
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": number});
     (code, status)
 }
 
 /// Replaces an object, if it is of the version that there is, or patches it.
 fn changed(object: &mut Value, method: &str, body: Value) -> Answer {
     let version = object["metadata"]["resourceVersion"].clone();
-    let mut new = if method == "PUT" { Some(body) } else { patched(object, &body) };
+    let mut new = if method == "PUT" {
+        Some(body)
+    } else {
+        patched(object, &body)
+    };
     let Some(new) = new.as_mut().filter(|new| new.is_object()) else {
         return failed("422 Unprocessable Entity", "Invalid", 422);
     };
@@ -149,7 +190,10 @@ fn changed(object: &mut Value, method: &str, body: Value) -> Answer {
     if !meant.is_null() && *meant != version {
         return failed("409 Conflict", "Conflict", 409);
     }
-    let before: u64 = version.as_str().and_then(|version| version.parse().ok()).unwrap_or(0);
+    let before: u64 = version
+        .as_str()
+        .and_then(|version| version.parse().ok())
+        .unwrap_or(0);
     new["metadata"]["resourceVersion"] = json!((before + 1).to_string());
     *object = new.clone();
     ("200 OK", object.clone())
@@ -162,9 +206,13 @@ fn patched(object: &Value, operations: &Value) -> Option<Value> {
         let path = operation["path"].as_str()?;
         let (parent, key) = path.rsplit_once('/')?;
         match operation["op"].as_str()? {
-            "test" if *new.pointer(path).unwrap_or(&Value::Null) != operation["value"] => return None,
+            "test" if *new.pointer(path).unwrap_or(&Value::Null) != operation["value"] => {
+                return None;
+            }
             "add" | "replace" => {
-                new.pointer_mut(parent)?.as_object_mut()?.insert(key.to_owned(), operation["value"].clone());
+                new.pointer_mut(parent)?
+                    .as_object_mut()?
+                    .insert(key.to_owned(), operation["value"].clone());
             }
             "remove" => drop(new.pointer_mut(parent)?.as_object_mut()?.remove(key)?),
             _ => (),

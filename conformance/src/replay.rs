@@ -66,7 +66,12 @@ impl Replay {
 
     /// The script.
     pub fn script(&self, settings: &Settings, about: About<'_>) -> String {
-        let About { check, level, asks, seen } = about;
+        let About {
+            check,
+            level,
+            asks,
+            seen,
+        } = about;
         let plugin = &settings.description.name;
         let line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         let mut text = format!(
@@ -76,15 +81,33 @@ impl Replay {
         );
         let program = quoted(&settings.program.to_string_lossy());
         let path = quoted(&joined(&settings.path));
-        text.push_str(&format!("export PLUGIN=${{PLUGIN:-{program}}} PLUGINS=${{CNI_PATH:-{path}}}\n"));
-        if self.holds.is_empty() || self.steps.iter().any(|step| matches!(step, Step::Traced(_))) {
+        text.push_str(&format!(
+            "export PLUGIN=${{PLUGIN:-{program}}} PLUGINS=${{CNI_PATH:-{path}}}\n"
+        ));
+        if self.holds.is_empty()
+            || self
+                .steps
+                .iter()
+                .any(|step| matches!(step, Step::Traced(_)))
+        {
             text.push_str(&by_the_suite(settings, check));
             return text;
         }
-        let hidden: Vec<_> = sandbox::hidden().iter().map(|path| quoted(&path.to_string_lossy())).collect();
-        let beside: Vec<_> =
-            settings.description.files.keys().map(|path| path.replace("{DIR}", DIR)).collect();
-        let ours = [&["/run/netns".to_owned(), format!("{DIR}/bin")][..], &beside].concat();
+        let hidden: Vec<_> = sandbox::hidden()
+            .iter()
+            .map(|path| quoted(&path.to_string_lossy()))
+            .collect();
+        let beside: Vec<_> = settings
+            .description
+            .files
+            .keys()
+            .map(|path| path.replace("{DIR}", DIR))
+            .collect();
+        let ours = [
+            &["/run/netns".to_owned(), format!("{DIR}/bin")][..],
+            &beside,
+        ]
+        .concat();
         text.push_str(&format!(
             "limit={} hidden=({})\nours() {{ case $1 in {}) return 0 ;; esac; return 1; }}\nstays() {{ case $1 in {}) return 0 ;; esac; return 1; }}\nsees_firewall={}\n",
             settings.limit.as_secs(),
@@ -102,8 +125,14 @@ impl Replay {
                 Step::Traced(_) => (),
             }
         }
-        text.push_str(&format!("\nif {}; then\n    echo 'it holds'\n    exit 0\nfi\n", self.holds));
-        text.push_str(&format!("echo {}\nexit 1\n", quoted(&format!("it does not hold: {asks}"))));
+        text.push_str(&format!(
+            "\nif {}; then\n    echo 'it holds'\n    exit 0\nfi\n",
+            self.holds
+        ));
+        text.push_str(&format!(
+            "echo {}\nexit 1\n",
+            quoted(&format!("it does not hold: {asks}"))
+        ));
         text
     }
 
@@ -116,11 +145,23 @@ impl Replay {
         let ids: Vec<_> = calls.iter().map(|(id, _)| id.to_string()).collect();
         text.push_str(&format!("group=({})\n", ids.join(" ")));
         for (id, call) in calls {
-            let run = if call.is_stdout_broken() { "lost" } else { "run" };
-            let vars = call.vars().iter().filter(|(name, _)| *name != "PATH" || call.path_is_changed());
-            let vars: Vec<_> =
-                vars.map(|(name, value)| format!("{name}={}", with_plugins(value, settings))).collect();
-            let path = if call.path_is_changed() { "" } else { "PATH=\"$PATH\" " };
+            let run = if call.is_stdout_broken() {
+                "lost"
+            } else {
+                "run"
+            };
+            let vars = call
+                .vars()
+                .iter()
+                .filter(|(name, _)| *name != "PATH" || call.path_is_changed());
+            let vars: Vec<_> = vars
+                .map(|(name, value)| format!("{name}={}", with_plugins(value, settings)))
+                .collect();
+            let path = if call.path_is_changed() {
+                ""
+            } else {
+                "PATH=\"$PATH\" "
+            };
             let words: Vec<_> = call.arguments().iter().map(|word| quoted(word)).collect();
             let stdin = match call.input() {
                 Stdin::Bytes(_) => format!("< <(cat \"$T/{id}.in\")"),
@@ -139,17 +180,25 @@ impl Replay {
         if !is_alone {
             text.push_str("wait \"${pids[@]}\" 2>/dev/null || wait\n");
         }
-        text.push_str(&format!("last={}\n", ids.last().cloned().unwrap_or_default()));
+        text.push_str(&format!(
+            "last={}\n",
+            ids.last().cloned().unwrap_or_default()
+        ));
         text
     }
 
     /// What is on stdin, with the previous result of a call of this run.
     fn input(&self, id: usize, call: &Call) -> String {
-        let Some(bytes) = call.bytes() else { return String::new() };
+        let Some(bytes) = call.bytes() else {
+            return String::new();
+        };
         let conf: Value = serde_json::from_slice(&bytes).unwrap_or_default();
         for key in ["prevResult", "PREVRESULT"] {
             let previous = &conf[key];
-            let from = self.answers.iter().rfind(|(from, answer)| *from < id && answer == previous);
+            let from = self
+                .answers
+                .iter()
+                .rfind(|(from, answer)| *from < id && answer == previous);
             if let (true, Some((from, _))) = (previous.is_object(), from) {
                 let mut rest = conf.clone();
                 rest[key] = Value::Null;
@@ -160,7 +209,9 @@ impl Replay {
             }
         }
         match String::from_utf8(bytes.clone()) {
-            Ok(text) if !text.contains('\0') => format!("printf %s {} >\"$T/{id}.in\"\n", quoted(&text)),
+            Ok(text) if !text.contains('\0') => {
+                format!("printf %s {} >\"$T/{id}.in\"\n", quoted(&text))
+            }
             _ => {
                 let octal: String = bytes.iter().map(|byte| format!("\\{byte:03o}")).collect();
                 format!("printf '{octal}' >\"$T/{id}.in\"\n")
@@ -170,7 +221,10 @@ impl Replay {
 }
 
 fn joined(path: &[PathBuf]) -> String {
-    path.iter().map(|one| one.to_string_lossy().into_owned()).collect::<Vec<_>>().join(":")
+    path.iter()
+        .map(|one| one.to_string_lossy().into_owned())
+        .collect::<Vec<_>>()
+        .join(":")
 }
 
 /// A value in which CNI_PATH is that of the script.
@@ -178,14 +232,22 @@ fn with_plugins(value: &str, settings: &Settings) -> String {
     let path = joined(&settings.path);
     match value.split_once(&path) {
         Some((before, behind)) if !path.is_empty() => {
-            format!("{}\"$PLUGINS\"{}", quoted_or_none(before), quoted_or_none(behind))
+            format!(
+                "{}\"$PLUGINS\"{}",
+                quoted_or_none(before),
+                quoted_or_none(behind)
+            )
         }
         _ => quoted(value),
     }
 }
 
 fn quoted_or_none(text: &str) -> String {
-    if text.is_empty() { String::new() } else { quoted(text) }
+    if text.is_empty() {
+        String::new()
+    } else {
+        quoted(text)
+    }
 }
 
 /// Names, and beginnings that end in `*`, as patterns of `case`.
@@ -198,13 +260,20 @@ fn patterns(stays: &[String]) -> String {
             None => format!("{0} | */{0}", quoted(&pattern)),
         }
     };
-    if stays.is_empty() { "''".to_owned() } else { stays.iter().map(one).collect::<Vec<_>>().join(" | ") }
+    if stays.is_empty() {
+        "''".to_owned()
+    } else {
+        stays.iter().map(one).collect::<Vec<_>>().join(" | ")
+    }
 }
 
-/// A check that kills at system calls, or whose condition no shell can say: the suite repeats it, with the same description.
+/// A check that kills at system calls, or whose condition no shell can say: the suite repeats it,
+/// with the same description.
 fn by_the_suite(settings: &Settings, check: &str) -> String {
     let description = serde_json::to_string_pretty(&settings.description).unwrap_or_default();
-    let sample = settings.sample.map_or("--full".to_owned(), |sample| format!("--sample {sample}"));
+    let sample = settings
+        .sample
+        .map_or("--full".to_owned(), |sample| format!("--sample {sample}"));
     format!(
         "# It needs the suite, which CNI_CONFORMANCE names. Exit status: 0 it holds, 1 it does not, 2 it cannot be asked here.\n\
          description=$(mktemp) || exit 2\ntrap 'rm -f \"$description\"' EXIT\ncat >\"$description\" <<'END'\n{description}\nEND\n\

@@ -29,7 +29,8 @@ pub enum Format {
 
 const LEVELS: [Level; 3] = [Level::Must, Level::Should, Level::Quality];
 
-/// Writes the reports in this form. In those that have no levels, what fails counts if it is of `least` or more binding.
+/// Writes the reports in this form. In those that have no levels, what fails counts if it is of
+/// `least` or more binding.
 pub fn write(reports: &[Report], format: Format, least: Level) -> String {
     match format {
         Format::Table => reports.iter().map(table).collect::<Vec<_>>().join("\n"),
@@ -51,28 +52,53 @@ fn word(outcome: Outcome) -> &'static str {
     }
 }
 
-/// Failures of a level, those that are known among them, if anything of it was asked. Of a plugin whose ADD fails there is nothing to
-/// count.
+/// Failures of a level, those that are known among them, if anything of it was asked. Of a plugin
+/// whose ADD fails there is nothing to count.
 fn failures(report: &Report, level: Level) -> String {
     let is_asked = |one: &Judged| one.level == level && one.outcome != Outcome::LeftOut;
     if report.refusal.is_some() || !report.checks.iter().any(is_asked) {
         return "-".to_owned();
     }
-    let (new, known) = (report.count(Some(level), Outcome::Fail), report.count(Some(level), Outcome::Known));
-    if known == 0 { new.to_string() } else { format!("{} ({known} known)", new + known) }
+    let (new, known) = (
+        report.count(Some(level), Outcome::Fail),
+        report.count(Some(level), Outcome::Known),
+    );
+    if known == 0 {
+        new.to_string()
+    } else {
+        format!("{} ({known} known)", new + known)
+    }
 }
 
 fn table(report: &Report) -> String {
     let mut text = format!("{}: {}\n", report.plugin, report.program);
     for one in &report.checks {
-        let _ = writeln!(text, "{:8}  {:7}  {:40}  {}", word(one.outcome), one.level, one.name, one.asks);
+        let _ = writeln!(
+            text,
+            "{:8}  {:7}  {:40}  {}",
+            word(one.outcome),
+            one.level,
+            one.name,
+            one.asks
+        );
         let fails = matches!(one.outcome, Outcome::Fail | Outcome::Known);
         let key = if fails { "seen" } else { "why" };
-        let says = if one.says.is_empty() { String::new() } else { format!("{} {}", one.says, one.address) };
-        let of_failure = [("says", &*says), ("but", one.why), ("known", &one.known), ("show", &one.show)];
+        let says = if one.says.is_empty() {
+            String::new()
+        } else {
+            format!("{} {}", one.says, one.address)
+        };
+        let of_failure = [
+            ("says", &*says),
+            ("but", one.why),
+            ("known", &one.known),
+            ("show", &one.show),
+        ];
         let lines = of_failure.into_iter().filter(|_| fails);
-        for (key, value) in
-            [(key, &*one.seen)].into_iter().chain(lines).filter(|(_, value)| !value.is_empty())
+        for (key, value) in [(key, &*one.seen)]
+            .into_iter()
+            .chain(lines)
+            .filter(|(_, value)| !value.is_empty())
         {
             let _ = writeln!(text, "          {key}: {value}");
         }
@@ -83,8 +109,13 @@ fn table(report: &Report) -> String {
     let _ = match &report.refusal {
         Some(refusal) => writeln!(text, "{name}: nothing could be judged, for {refusal}"),
         None => {
-            let of_level = LEVELS.map(|level| format!("{level} {}", failures(report, level))).join(", ");
-            writeln!(text, "{name}: failures: {of_level}; {asked} checks asked, {out} left out")
+            let of_level = LEVELS
+                .map(|level| format!("{level} {}", failures(report, level)))
+                .join(", ");
+            writeln!(
+                text,
+                "{name}: failures: {of_level}; {asked} checks asked, {out} left out"
+            )
         }
     };
     text
@@ -94,8 +125,14 @@ fn scores(reports: &[Report]) -> String {
     let mut text = "| plugin | by | MUST failures | SHOULD failures | quality failures | left out | what does not hold |\n| --- | --- | --- | --- | --- | --- | --- |\n".to_owned();
     for report in reports {
         let of = |level: Level, outcome: Outcome| {
-            let names = report.checks.iter().filter(|one| one.level == level && one.outcome == outcome);
-            names.map(|one| format!("`{}`", one.name)).collect::<Vec<_>>().join(", ")
+            let names = report
+                .checks
+                .iter()
+                .filter(|one| one.level == level && one.outcome == outcome);
+            names
+                .map(|one| format!("`{}`", one.name))
+                .collect::<Vec<_>>()
+                .join(", ")
         };
         let mut parts = Vec::new();
         for level in LEVELS {
@@ -107,18 +144,27 @@ fn scores(reports: &[Report]) -> String {
             }
         }
         let reason = || report.checks.first().map(|one| one.seen.clone());
-        let reason = report.refusal.clone().or_else(|| if report.is_asked() { None } else { reason() });
+        let reason = report
+            .refusal
+            .clone()
+            .or_else(|| if report.is_asked() { None } else { reason() });
         let parts = reason.unwrap_or_else(|| parts.join(". "));
         let of_level = LEVELS.map(|level| failures(report, level)).join(" | ");
-        let (name, by, out) = (&report.plugin, &report.specification, report.count(None, Outcome::LeftOut));
+        let (name, by, out) = (
+            &report.plugin,
+            &report.specification,
+            report.count(None, Outcome::LeftOut),
+        );
         let _ = writeln!(text, "| {name} | {by} | {of_level} | {out} | {parts} |");
     }
     text
 }
 
 fn tap(reports: &[Report], least: Level) -> String {
-    let all: Vec<(&Report, &Judged)> =
-        reports.iter().flat_map(|report| report.checks.iter().map(move |one| (report, one))).collect();
+    let all: Vec<(&Report, &Judged)> = reports
+        .iter()
+        .flat_map(|report| report.checks.iter().map(move |one| (report, one)))
+        .collect();
     let mut text = format!("TAP version 13\n1..{}\n", all.len());
     for (at, (report, one)) in all.iter().enumerate() {
         let (ok, directive) = match one.outcome {
@@ -126,7 +172,10 @@ fn tap(reports: &[Report], least: Level) -> String {
             Outcome::LeftOut => ("ok", format!(" # SKIP {}", in_a_line(&one.seen))),
             Outcome::Known => ("not ok", format!(" # TODO {}", in_a_line(&one.known))),
             Outcome::Fail if one.level <= least => ("not ok", String::new()),
-            Outcome::Fail => ("not ok", format!(" # TODO {} does not count: --level", one.level)),
+            Outcome::Fail => (
+                "not ok",
+                format!(" # TODO {} does not count: --level", one.level),
+            ),
         };
         let _ = writeln!(
             text,
@@ -137,7 +186,12 @@ fn tap(reports: &[Report], least: Level) -> String {
             one.name
         );
         if !one.show.is_empty() {
-            let _ = writeln!(text, "  ---\n  seen: {}\n  show: {}\n  ...", json!(one.seen), json!(one.show));
+            let _ = writeln!(
+                text,
+                "  ---\n  seen: {}\n  show: {}\n  ...",
+                json!(one.seen),
+                json!(one.show)
+            );
         }
     }
     text
@@ -145,7 +199,9 @@ fn tap(reports: &[Report], least: Level) -> String {
 
 /// TAP has one line for a test, and `#` begins its end.
 fn in_a_line(text: &str) -> String {
-    text.chars().map(|c| if c == '#' || c.is_control() { ' ' } else { c }).collect()
+    text.chars()
+        .map(|c| if c == '#' || c.is_control() { ' ' } else { c })
+        .collect()
 }
 
 fn junit(reports: &[Report], least: Level) -> String {
@@ -167,22 +223,42 @@ fn junit(reports: &[Report], least: Level) -> String {
         ];
         text.push_str("<properties>");
         for (name, value) in versions {
-            let _ = write!(text, "<property name=\"{name}\" value=\"{}\"/>", escaped(&value));
+            let _ = write!(
+                text,
+                "<property name=\"{name}\" value=\"{}\"/>",
+                escaped(&value)
+            );
         }
         text.push_str("</properties>\n");
         for one in &report.checks {
-            let _ = write!(text, "<testcase classname=\"{name}.{}\" name=\"{}\">", one.level, one.name);
+            let _ = write!(
+                text,
+                "<testcase classname=\"{name}.{}\" name=\"{}\">",
+                one.level, one.name
+            );
             let seen = escaped(&one.seen);
             let _ = match one.outcome {
                 Outcome::Pass => Ok(()),
                 Outcome::Fail if one.level > least => {
-                    write!(text, "<skipped message=\"{} does not count: --level; {seen}\"/>", one.level)
+                    write!(
+                        text,
+                        "<skipped message=\"{} does not count: --level; {seen}\"/>",
+                        one.level
+                    )
                 }
                 Outcome::Fail => {
-                    write!(text, "<failure message=\"{seen}\">{}</failure>", escaped(&one.replay))
+                    write!(
+                        text,
+                        "<failure message=\"{seen}\">{}</failure>",
+                        escaped(&one.replay)
+                    )
                 }
                 Outcome::Known => {
-                    write!(text, "<skipped message=\"known: {}; {seen}\"/>", escaped(&one.known))
+                    write!(
+                        text,
+                        "<skipped message=\"known: {}; {seen}\"/>",
+                        escaped(&one.known)
+                    )
                 }
                 Outcome::LeftOut => write!(text, "<skipped message=\"{seen}\"/>"),
             };
@@ -225,9 +301,12 @@ fn json_of_one(report: &Report) -> serde_json::Value {
 /// Each failure is a result, and each check that failed a rule.
 fn sarif(reports: &[Report]) -> String {
     let failed = |outcome| matches!(outcome, Outcome::Fail | Outcome::Known);
-    let all = reports.iter().flat_map(|report| report.checks.iter().map(move |one| (report, one)));
+    let all = reports
+        .iter()
+        .flat_map(|report| report.checks.iter().map(move |one| (report, one)));
     let all: Vec<_> = all.filter(|(_, one)| failed(one.outcome)).collect();
-    let rules: std::collections::BTreeMap<_, _> = all.iter().map(|(_, one)| (one.name, one)).collect();
+    let rules: std::collections::BTreeMap<_, _> =
+        all.iter().map(|(_, one)| (one.name, one)).collect();
     let rules: Vec<_> = rules
         .values()
         .map(|one| {
@@ -245,7 +324,10 @@ fn sarif(reports: &[Report]) -> String {
             Level::Should => "warning",
             Level::Quality => "note",
         };
-        let text = format!("{}: {} {}: {}", report.plugin, one.level, one.asks, one.seen);
+        let text = format!(
+            "{}: {} {}: {}",
+            report.plugin, one.level, one.asks, one.seen
+        );
         let mut result = json!({
             "ruleId": one.name, "level": level, "message": {"text": text},
             "locations": [{"physicalLocation": {"artifactLocation": {"uri": report.plugin}}}],
@@ -258,11 +340,13 @@ fn sarif(reports: &[Report]) -> String {
         result
     };
     let results: Vec<_> = all.iter().map(result).collect();
-    let driver =
-        json!({"name": env!("CARGO_PKG_NAME"), "version": env!("CARGO_PKG_VERSION"), "rules": rules});
+    let driver = json!({"name": env!("CARGO_PKG_NAME"), "version": env!("CARGO_PKG_VERSION"), "rules": rules});
     let run = json!({"tool": {"driver": driver}, "results": results, "properties": {"checkSet": CHECK_SET}});
     let schema = "https://json.schemastore.org/sarif-2.1.0.json";
-    format!("{:#}\n", json!({"version": "2.1.0", "$schema": schema, "runs": [run]}))
+    format!(
+        "{:#}\n",
+        json!({"version": "2.1.0", "$schema": schema, "runs": [run]})
+    )
 }
 
 /// In HTML and XML. Of control characters XML has none but these.
@@ -356,9 +440,21 @@ mod tests {
             why: "",
             outcome,
             seen: seen.to_owned(),
-            known: if outcome == Outcome::Known { "an issue # 7\u{1b}".to_owned() } else { String::new() },
-            show: if outcome == Outcome::Fail { "show <it>".to_owned() } else { String::new() },
-            replay: if outcome == Outcome::Fail { "first\nshow <it>\n".to_owned() } else { String::new() },
+            known: if outcome == Outcome::Known {
+                "an issue # 7\u{1b}".to_owned()
+            } else {
+                String::new()
+            },
+            show: if outcome == Outcome::Fail {
+                "show <it>".to_owned()
+            } else {
+                String::new()
+            },
+            replay: if outcome == Outcome::Fail {
+                "first\nshow <it>\n".to_owned()
+            } else {
+                String::new()
+            },
         };
         let checks = vec![
             judged("one", Level::Must, Outcome::Pass, ""),
@@ -381,13 +477,23 @@ mod tests {
     #[test]
     fn scores_count_failures() {
         let line = scores(&[report()]).lines().nth(2).unwrap().to_owned();
-        assert_eq!(line, "| a<b | 1.1.0 | 1 | 1 (1 known) | - | 1 | MUST: `two`. SHOULD, known: `three` |");
+        assert_eq!(
+            line,
+            "| a<b | 1.1.0 | 1 | 1 (1 known) | - | 1 | MUST: `two`. SHOULD, known: `three` |"
+        );
     }
 
     #[test]
     fn a_plugin_whose_add_fails_has_no_score() {
-        let report = Report { refusal: Some("its ADD fails: no".to_owned()), ..report() };
-        let line = scores(std::slice::from_ref(&report)).lines().nth(2).unwrap().to_owned();
+        let report = Report {
+            refusal: Some("its ADD fails: no".to_owned()),
+            ..report()
+        };
+        let line = scores(std::slice::from_ref(&report))
+            .lines()
+            .nth(2)
+            .unwrap()
+            .to_owned();
         assert_eq!(line, "| a<b | 1.1.0 | - | - | - | 1 | its ADD fails: no |");
         assert!(json_of_one(&report)["counts"].is_null());
     }
@@ -396,22 +502,39 @@ mod tests {
     fn a_report_says_by_what_it_was_made() {
         let all: serde_json::Value = serde_json::from_str(&json_of(&[report()])).unwrap();
         assert_eq!(all["tool"]["version"], env!("CARGO_PKG_VERSION"));
-        assert_eq!((&all["checkSet"], &all["specification"]), (&json!(CHECK_SET), &json!("1.1.0")));
+        assert_eq!(
+            (&all["checkSet"], &all["specification"]),
+            (&json!(CHECK_SET), &json!("1.1.0"))
+        );
         assert_eq!(all["plugins"][0]["specification"], "1.1.0");
         let junit = junit(&[report()], Level::Must);
-        assert!(junit.contains("<property name=\"specification\" value=\"1.1.0\"/>"), "{junit}");
+        assert!(
+            junit.contains("<property name=\"specification\" value=\"1.1.0\"/>"),
+            "{junit}"
+        );
         let sarif: serde_json::Value = serde_json::from_str(&sarif(&[report()])).unwrap();
         let results = sarif["runs"][0]["results"].as_array().unwrap();
-        let of = |at: usize| (results[at]["ruleId"].clone(), results[at]["suppressions"].is_array());
+        let of = |at: usize| {
+            (
+                results[at]["ruleId"].clone(),
+                results[at]["suppressions"].is_array(),
+            )
+        };
         assert_eq!(results[0]["properties"]["specification"], "1.1.0");
-        assert_eq!((results.len(), of(0), of(1)), (2, (json!("two"), false), (json!("three"), true)));
+        assert_eq!(
+            (results.len(), of(0), of(1)),
+            (2, (json!("two"), false), (json!("three"), true))
+        );
     }
 
     #[test]
     fn what_a_plugin_prints_is_no_markup() {
         for format in [Format::Junit, Format::Html] {
             let text = write(&[report()], format, Level::Must);
-            assert!(text.contains("&lt;&quot;&amp;\u{fffd}") && text.contains("show &lt;it&gt;"), "{text}");
+            assert!(
+                text.contains("&lt;&quot;&amp;\u{fffd}") && text.contains("show &lt;it&gt;"),
+                "{text}"
+            );
             assert!(!text.contains('\u{1}') && !text.contains("a<b"), "{text}");
         }
     }
@@ -432,7 +555,10 @@ mod tests {
         let mut report = report();
         report.checks[1].level = Level::Should;
         for (least, counted) in [(Level::Must, 0), (Level::Should, 1), (Level::Quality, 1)] {
-            let (tap, junit) = (tap(&[report.clone()], least), junit(&[report.clone()], least));
+            let (tap, junit) = (
+                tap(&[report.clone()], least),
+                junit(&[report.clone()], least),
+            );
             let is_todo = tap.contains("not ok 2 - a<b SHOULD two # TODO SHOULD does not count");
             assert_eq!(is_todo, counted == 0, "{tap}");
             assert_eq!(junit.matches("<failure").count(), counted, "{junit}");

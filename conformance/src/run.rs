@@ -81,7 +81,8 @@ pub struct Report {
     /// Why its plainest ADD fails, if it does.
     #[serde(skip)]
     pub refusal: Option<String>,
-    /// If that succeeds, but not for as many attachments at once as the checks have: for how many, and why not for more.
+    /// If that succeeds, but not for as many attachments at once as the checks have: for how many,
+    /// and why not for more.
     #[serde(skip)]
     pub few: Option<(usize, String)>,
 }
@@ -90,12 +91,18 @@ impl Report {
     /// How many checks of this level have this outcome.
     pub fn count(&self, level: Option<Level>, outcome: Outcome) -> usize {
         let of_level = |one: &&Judged| level.is_none_or(|level| one.level == level);
-        self.checks.iter().filter(of_level).filter(|one| one.outcome == outcome).count()
+        self.checks
+            .iter()
+            .filter(of_level)
+            .filter(|one| one.outcome == outcome)
+            .count()
     }
 
     /// Was the plugin asked anything?
     pub fn is_asked(&self) -> bool {
-        self.checks.iter().any(|one| one.outcome != Outcome::LeftOut)
+        self.checks
+            .iter()
+            .any(|one| one.outcome != Outcome::LeftOut)
     }
 }
 
@@ -113,9 +120,9 @@ struct Tried {
     dels: bool,
 }
 
-/// Asks VERSION, and makes the plainest attachments, each in a pod of its own, until `most` are there or one fails. Without
-/// a DEL between them: what a plugin loses from one life to the next must not look like a pool that is small from the
-/// beginning, for then no check would tell.
+/// Asks VERSION, and makes the plainest attachments, each in a pod of its own, until `most` are
+/// there or one fails. Without a DEL between them: what a plugin loses from one life to the next
+/// must not look like a pool that is small from the beginning, for then no check would tell.
 fn tried(world: &World<'_>, most: usize) -> Result<Tried, Stop> {
     let first = world.attachment(0)?;
     let answer = match world.run(&world.call("VERSION", &first)) {
@@ -124,17 +131,27 @@ fn tried(world: &World<'_>, most: usize) -> Result<Tried, Stop> {
         Err(_) => Value::Null,
     };
     let versions = answer["supportedVersions"].as_array().into_iter().flatten();
-    let versions: Vec<_> = versions.filter_map(|version| version.as_str().map(str::to_owned)).collect();
+    let versions: Vec<_> = versions
+        .filter_map(|version| version.as_str().map(str::to_owned))
+        .collect();
     // The plainest ADD is of a version that the checks ask for.
     let mut description = world.description().clone();
     description.serves(&versions);
     let made = |n: usize| {
-        let one = if n == 0 { first.clone() } else { world.attachment(n)? };
+        let one = if n == 0 {
+            first.clone()
+        } else {
+            world.attachment(n)?
+        };
         let one = world.of_version(one, description.newest());
         let ran = world.run(&world.call("ADD", &one))?;
         if ran.status != 0 {
             // Above that, a signal ended it.
-            let stop = if ran.status > 128 { Stop::Fails } else { Stop::LeftOut };
+            let stop = if ran.status > 128 {
+                Stop::Fails
+            } else {
+                Stop::LeftOut
+            };
             return Err(stop(format!("its ADD fails: {}", ran.told())));
         }
         let result = ran.result().map_err(Stop::Fails)?;
@@ -150,10 +167,14 @@ fn tried(world: &World<'_>, most: usize) -> Result<Tried, Stop> {
                 }
                 had.push(one);
             }
-            // One that crashes, prints garbage or does not end does not say that nothing is left: the checks are asked.
+            // One that crashes, prints garbage or does not end does not say that nothing is left:
+            // the checks are asked.
             Err(Stop::Fails(_) | Stop::Hung(_)) if !had.is_empty() => break,
             Err(
-                Stop::Fails(reason) | Stop::Hung(reason) | Stop::LeftOut(reason) | Stop::Unusable(reason),
+                Stop::Fails(reason)
+                | Stop::Hung(reason)
+                | Stop::LeftOut(reason)
+                | Stop::Unusable(reason),
             ) => {
                 refusal = Some(reason);
                 break;
@@ -161,9 +182,17 @@ fn tried(world: &World<'_>, most: usize) -> Result<Tried, Stop> {
         }
     }
     // If one hangs, the others are not waited for.
-    let mut ends = had.iter().map(|(one, result)| world.run(&world.del_call(one, result)));
+    let mut ends = had
+        .iter()
+        .map(|(one, result)| world.run(&world.del_call(one, result)));
     let dels = ends.all(|ran| ran.is_ok_and(|ran| ran.status == 0));
-    Ok(Tried { versions, had: had.len(), refusal, changes, dels })
+    Ok(Tried {
+        versions,
+        had: had.len(),
+        refusal,
+        changes,
+        dels,
+    })
 }
 
 /// What is known before the checks are asked.
@@ -183,18 +212,27 @@ struct Known {
 fn find_out(settings: &mut Settings, most: usize) -> Known {
     let needs = &settings.description.needs;
     let (needed, _) = World::with(settings, |_| {
-        needs.iter().try_for_each(|line| ip(line).map(drop).map_err(Stop::LeftOut))
+        needs
+            .iter()
+            .try_for_each(|line| ip(line).map(drop).map_err(Stop::LeftOut))
     });
     let told = |stop: Stop| match stop {
         Stop::Fails(why) | Stop::Hung(why) | Stop::LeftOut(why) | Stop::Unusable(why) => why,
     };
     if let Err(stop) = needed {
-        return Known { reason: Some(told(stop)), ..Known::default() };
+        return Known {
+            reason: Some(told(stop)),
+            ..Known::default()
+        };
     }
     let tried = match World::with_patience(settings, |world| tried(world, most)).0 {
         Ok(tried) => tried,
         Err(Stop::Unusable(why)) => {
-            return Known { reason: Some(why.clone()), fault: Some(why), ..Known::default() };
+            return Known {
+                reason: Some(why.clone()),
+                fault: Some(why),
+                ..Known::default()
+            };
         }
         // Each check says it.
         Err(_) => return Known::default(),
@@ -202,21 +240,33 @@ fn find_out(settings: &mut Settings, most: usize) -> Known {
     settings.description.serves(&tried.versions);
     (settings.changes, settings.dels) = (tried.changes, tried.dels);
     match tried.refusal {
-        Some(refusal) if tried.had == 0 => Known { refusal: Some(refusal), ..Known::default() },
-        refusal => Known { few: refusal.map(|refusal| (tried.had, refusal)), ..Known::default() },
+        Some(refusal) if tried.had == 0 => Known {
+            refusal: Some(refusal),
+            ..Known::default()
+        },
+        refusal => Known {
+            few: refusal.map(|refusal| (tried.had, refusal)),
+            ..Known::default()
+        },
     }
 }
 
-/// Runs those of `checks` that are of these profiles for this plugin, `jobs` at a time. The calling thread must have no children
-/// that others wait for.
+/// Runs those of `checks` that are of these profiles for this plugin, `jobs` at a time. The calling
+/// thread must have no children that others wait for.
 pub fn judge(settings: &Settings, checks: &[Check], profiles: &[Profile], jobs: usize) -> Report {
     let mut settings = settings.clone();
-    let most = checks.iter().map(|check| check.attachments).max().unwrap_or(1);
+    let most = checks
+        .iter()
+        .map(|check| check.attachments)
+        .max()
+        .unwrap_or(1);
     let known = find_out(&mut settings, most);
     let settings = &settings;
     let newest = settings.description.newest();
-    let checks: Vec<&Check> =
-        checks.iter().filter(|check| profiles.contains(&check.profile_in(newest))).collect();
+    let checks: Vec<&Check> = checks
+        .iter()
+        .filter(|check| profiles.contains(&check.profile_in(newest)))
+        .collect();
     let (next, fault) = (AtomicUsize::new(0), Mutex::new(known.fault.clone()));
     let results: Vec<Mutex<Option<Judged>>> = checks.iter().map(|_| Mutex::new(None)).collect();
     let worker = || {
@@ -244,7 +294,10 @@ pub fn judge(settings: &Settings, checks: &[Check], profiles: &[Profile], jobs: 
             std::thread::sleep(Duration::from_millis(10));
         }
     });
-    let checks: Vec<_> = results.into_iter().filter_map(|one| one.into_inner().ok().flatten()).collect();
+    let checks: Vec<_> = results
+        .into_iter()
+        .filter_map(|one| one.into_inner().ok().flatten())
+        .collect();
     Report {
         plugin: settings.description.name.clone(),
         program: settings.program.display().to_string(),
@@ -260,8 +313,8 @@ pub fn judge(settings: &Settings, checks: &[Check], profiles: &[Profile], jobs: 
 /// The check that alone is asked where no ADD succeeds.
 const FIRST: &str = "add_succeeds";
 
-/// Why a check is left out, if so: none can be asked, or it has more attachments at once than there could be. One that has a single
-/// attachment finds out itself.
+/// Why a check is left out, if so: none can be asked, or it has more attachments at once than there
+/// could be. One that has a single attachment finds out itself.
 fn lacks(check: &Check, known: &Known) -> Option<String> {
     if known.reason.is_some() {
         return known.reason.clone();
@@ -271,35 +324,58 @@ fn lacks(check: &Check, known: &Known) -> Option<String> {
     }
     let (had, refusal) = known.few.as_ref()?;
     let asked = check.attachments;
-    (asked > 1 && asked > *had)
-        .then(|| format!("it needs {asked} attachments at once, and there could be {had}: {refusal}"))
+    (asked > 1 && asked > *had).then(|| {
+        format!("it needs {asked} attachments at once, and there could be {had}: {refusal}")
+    })
 }
 
 /// What a description says that is not so, or that nobody can have meant.
 fn warnings(settings: &Settings, checks: &[Judged]) -> Vec<String> {
     let description = &settings.description;
-    let passes = |name: &String| checks.iter().any(|one| one.name == name && one.outcome == Outcome::Pass);
+    let passes = |name: &String| {
+        checks
+            .iter()
+            .any(|one| one.name == name && one.outcome == Outcome::Pass)
+    };
     let mended = description.known.keys().filter(|name| passes(name));
     let mended = mended.map(|name| format!("known: {name} does not fail any more"));
-    let broad =
-        description.broad_stays().map(|pattern| format!("stays: {pattern:?} hides what nobody has named"));
+    let broad = description
+        .broad_stays()
+        .map(|pattern| format!("stays: {pattern:?} hides what nobody has named"));
     mended.chain(broad).collect()
 }
 
-fn judged(check: &Check, settings: &Settings, verdict: Result<(), Stop>, replay: &Replay) -> Judged {
+fn judged(
+    check: &Check,
+    settings: &Settings,
+    verdict: Result<(), Stop>,
+    replay: &Replay,
+) -> Judged {
     let newest = settings.description.newest();
     let (basis, level) = (check.basis_in(newest), check.level_in(newest));
-    let known = settings.description.known.get(check.name).cloned().unwrap_or_default();
+    let known = settings
+        .description
+        .known
+        .get(check.name)
+        .cloned()
+        .unwrap_or_default();
     // A result of a plugin may be long, and have anything in it.
     let shown = |text: &str| plain(&cut(text, 5 * SHOWN));
     let (outcome, seen) = match verdict {
         Ok(()) => (Outcome::Pass, String::new()),
         Err(Stop::LeftOut(reason) | Stop::Unusable(reason)) => (Outcome::LeftOut, shown(&reason)),
-        Err(Stop::Fails(seen) | Stop::Hung(seen)) if known.is_empty() => (Outcome::Fail, shown(&seen)),
+        Err(Stop::Fails(seen) | Stop::Hung(seen)) if known.is_empty() => {
+            (Outcome::Fail, shown(&seen))
+        }
         Err(Stop::Fails(seen) | Stop::Hung(seen)) => (Outcome::Known, shown(&seen)),
     };
     let fails = matches!(outcome, Outcome::Fail | Outcome::Known);
-    let about = About { check: check.name, level: &level.to_string(), asks: check.asks, seen: &seen };
+    let about = About {
+        check: check.name,
+        level: &level.to_string(),
+        asks: check.asks,
+        seen: &seen,
+    };
     Judged {
         name: check.name,
         level,
@@ -308,10 +384,22 @@ fn judged(check: &Check, settings: &Settings, verdict: Result<(), Stop>, replay:
         says: basis.map_or("", |basis| basis.text),
         address: basis.map(Basis::address).unwrap_or_default(),
         why: check.why,
-        show: if fails { shown(&replay.last()) } else { String::new() },
-        replay: if fails { replay.script(settings, about) } else { String::new() },
+        show: if fails {
+            shown(&replay.last())
+        } else {
+            String::new()
+        },
+        replay: if fails {
+            replay.script(settings, about)
+        } else {
+            String::new()
+        },
         outcome,
         seen,
-        known: if outcome == Outcome::Known { known } else { String::new() },
+        known: if outcome == Outcome::Known {
+            known
+        } else {
+            String::new()
+        },
     }
 }

@@ -14,11 +14,13 @@ use nix::sys::statfs::{NSFS_MAGIC, statfs};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
-/// The directory that exists for one check. Not below /run: plugins refuse state below a /run that is not the host's.
+/// The directory that exists for one check. Not below /run: plugins refuse state below a /run that
+/// is not the host's.
 pub const DIR: &str = "/dev/shm/conformance";
 
-/// Runs this program once more, with `argument` behind its arguments, in namespaces of its own: process, mount and network,
-/// and a user namespace unless it is root's. This process, which must have one thread, only waits. Returns the exit status.
+/// Runs this program once more, with `argument` behind its arguments, in namespaces of its own:
+/// process, mount and network, and a user namespace unless it is root's. This process, which must
+/// have one thread, only waits. Returns the exit status.
 pub fn contain(argument: &str) -> Result<u8, String> {
     let (user, group) = (nix::unistd::geteuid(), nix::unistd::getegid());
     let mut kinds = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWPID;
@@ -37,14 +39,22 @@ pub fn contain(argument: &str) -> Result<u8, String> {
     }
     let mut arguments = std::env::args_os();
     let mut command = Command::new("/proc/self/exe");
-    command.arg0(arguments.next().unwrap_or_default()).args(arguments).arg(argument);
-    let ended = command.status().map_err(|error| format!("cannot run itself in its namespaces: {error}"))?;
-    let status = ended.code().unwrap_or_else(|| 128 + ended.signal().unwrap_or(0));
+    command
+        .arg0(arguments.next().unwrap_or_default())
+        .args(arguments)
+        .arg(argument);
+    let ended = command
+        .status()
+        .map_err(|error| format!("cannot run itself in its namespaces: {error}"))?;
+    let status = ended
+        .code()
+        .unwrap_or_else(|| 128 + ended.signal().unwrap_or(0));
     Ok(u8::try_from(status).unwrap_or(u8::MAX))
 }
 
-/// Makes the first process of the namespaces, which is this one, ready for worlds. When it ends, so does all that there is
-/// in them, and it ends with the process that waits for it, whatever ends that one.
+/// Makes the first process of the namespaces, which is this one, ready for worlds. When it ends, so
+/// does all that there is in them, and it ends with the process that waits for it, whatever ends
+/// that one.
 pub fn enter() -> Result<(), String> {
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)
         .map_err(|errno| format!("cannot end with its parent: {errno}"))?;
@@ -71,8 +81,9 @@ fn remedy(is_root: bool) -> &'static str {
     ": run it as root, or allow user namespaces (on Ubuntu, sysctl kernel.apparmor_restrict_unprivileged_userns=0)"
 }
 
-/// Takes note of the children of this thread that have ended. Orphans come to the first thread of the first process. It looks
-/// first: the kernel gives it also the stops of those that another thread traces, which then waits for them for ever.
+/// Takes note of the children of this thread that have ended. Orphans come to the first thread of
+/// the first process. It looks first: the kernel gives it also the stops of those that another
+/// thread traces, which then waits for them for ever.
 pub fn reap() {
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::__WNOTHREAD;
     while let Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..)) =
@@ -82,9 +93,14 @@ pub fn reap() {
     }
 }
 
-/// What is empty in a world. What is not there cannot be covered, and making it would change the host.
+/// What is empty in a world. What is not there cannot be covered, and making it would change the
+/// host.
 pub fn hidden() -> Vec<&'static Path> {
-    let state = if Path::new("/var/lib/cni").exists() { "/var/lib/cni" } else { "/var/lib" };
+    let state = if Path::new("/var/lib/cni").exists() {
+        "/var/lib/cni"
+    } else {
+        "/var/lib"
+    };
     let all = ["/run", "/dev/shm", "/etc/cni", state].map(Path::new);
     all.into_iter().filter(|path| path.exists()).collect()
 }
@@ -92,30 +108,44 @@ pub fn hidden() -> Vec<&'static Path> {
 /// Is this the path of a file that a world has for itself?
 pub fn is_hidden(path: &Path) -> bool {
     let goes_up = path.components().any(|part| part == Component::ParentDir);
-    !goes_up && hidden().into_iter().any(|hidden| path != hidden && path.starts_with(hidden))
+    !goes_up
+        && hidden()
+            .into_iter()
+            .any(|hidden| path != hidden && path.starts_with(hidden))
 }
 
-/// Moves this thread, and what it starts from now on, into a network and a mount namespace of its own, with an empty
-/// /run, /var/lib/cni and [`DIR`].
+/// Moves this thread, and what it starts from now on, into a network and a mount namespace of its
+/// own, with an empty /run, /var/lib/cni and [`DIR`].
 pub fn enter_world() -> Result<(), String> {
     unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
         .map_err(|errno| format!("cannot make namespaces: {errno}"))?;
     let hidden = hidden();
     hidden.iter().try_for_each(|path| empty(path))?;
     for directory in ["/run/netns", "/var/lib/cni", DIR] {
-        if !hidden.iter().any(|hidden| Path::new(directory).starts_with(hidden)) {
+        if !hidden
+            .iter()
+            .any(|hidden| Path::new(directory).starts_with(hidden))
+        {
             return Err(format!(
                 "{directory} would be made on this machine, which has no directory to cover"
             ));
         }
-        fs::create_dir_all(directory).map_err(|error| format!("cannot create {directory}: {error}"))?;
+        fs::create_dir_all(directory)
+            .map_err(|error| format!("cannot create {directory}: {error}"))?;
     }
     // Only where the machine allows it: plugins that look for a device by its address need it.
-    let _ = mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>);
+    let _ = mount(
+        Some("sysfs"),
+        "/sys",
+        Some("sysfs"),
+        MsFlags::empty(),
+        None::<&str>,
+    );
     Ok(())
 }
 
-/// Who is in a world: each process in its mount or its network namespace, whatever its session and its parent are.
+/// Who is in a world: each process in its mount or its network namespace, whatever its session and
+/// its parent are.
 #[derive(Clone, Debug)]
 pub struct Inhabitants([u64; 2]);
 
@@ -125,12 +155,15 @@ impl Inhabitants {
         let numbers = spaces("thread-self").zip(spaces("self"));
         match numbers {
             // Whoever is in those of the suite is none of ours.
-            Some((own, of_suite)) if own[0] != of_suite[0] && own[1] != of_suite[1] => Ok(Inhabitants(own)),
+            Some((own, of_suite)) if own[0] != of_suite[0] && own[1] != of_suite[1] => {
+                Ok(Inhabitants(own))
+            }
             _ => Err("cannot see the namespaces of a check in /proc".to_owned()),
         }
     }
 
-    /// Ends them all but `spared`, also those that they start meanwhile, and whoever the thread `tracer` traces, wherever that is.
+    /// Ends them all but `spared`, also those that they start meanwhile, and whoever the thread
+    /// `tracer` traces, wherever that is.
     pub fn end(&self, spared: Option<Pid>, tracer: Option<Pid>) {
         for _ in 0..500 {
             if !self.end_once(spared, tracer) {
@@ -145,14 +178,22 @@ impl Inhabitants {
         let mut found = false;
         let is_traced = |process: Pid| {
             let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-            let of = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
-            tracer.is_some() && of.and_then(|of| of.trim().parse().ok()).map(Pid::from_raw) == tracer
+            let of = status
+                .lines()
+                .find_map(|line| line.strip_prefix("TracerPid:"));
+            tracer.is_some()
+                && of.and_then(|of| of.trim().parse().ok()).map(Pid::from_raw) == tracer
         };
         let names = fs::read_dir("/proc").into_iter().flatten().flatten();
-        for process in names.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).map(Pid::from_raw) {
+        for process in names
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .map(Pid::from_raw)
+        {
             let is_in = |[mount, net]: [u64; 2]| mount == self.0[0] || net == self.0[1];
             let is_kept = process == Pid::this() || Some(process) == spared;
-            if !is_kept && spaces(&process.to_string()).is_some_and(|own| is_in(own) || is_traced(process)) {
+            if !is_kept
+                && spaces(&process.to_string()).is_some_and(|own| is_in(own) || is_traced(process))
+            {
                 found = true;
                 let _ = kill(process, Signal::SIGKILL);
             }
@@ -168,27 +209,49 @@ pub fn is_running(process: Pid) -> bool {
 
 /// The mount and the network namespace of a process; of one that has ended there are none.
 fn spaces(process: &str) -> Option<[u64; 2]> {
-    let number = |kind| fs::metadata(format!("/proc/{process}/ns/{kind}")).ok().map(|file| file.ino());
+    let number = |kind| {
+        fs::metadata(format!("/proc/{process}/ns/{kind}"))
+            .ok()
+            .map(|file| file.ino())
+    };
     Some([number("mnt")?, number("net")?])
 }
 
 /// An empty file system of 8 MiB over `path`.
 pub fn empty(path: &Path) -> Result<(), String> {
-    mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::empty(), Some("mode=755,size=8m"))
-        .map_err(|errno| format!("cannot mount an empty file system on {}: {errno}", path.display()))
+    mount(
+        Some("tmpfs"),
+        path,
+        Some("tmpfs"),
+        MsFlags::empty(),
+        Some("mode=755,size=8m"),
+    )
+    .map_err(|errno| {
+        format!(
+            "cannot mount an empty file system on {}: {errno}",
+            path.display()
+        )
+    })
 }
 
 /// Makes a network namespace and binds it to `path`, as a runtime does.
 pub fn make_netns(path: &Path) -> Result<(), String> {
-    let told =
-        |what: &str, error: &dyn std::fmt::Display| format!("cannot {what} {}: {error}", path.display());
+    let told = |what: &str, error: &dyn std::fmt::Display| {
+        format!("cannot {what} {}: {error}", path.display())
+    };
     fs::write(path, "").map_err(|error| told("create", &error))?;
     let path = path.to_owned();
     let bind = {
         let path = path.clone();
         move || {
             unshare(CloneFlags::CLONE_NEWNET)?;
-            mount(Some("/proc/thread-self/ns/net"), &path, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+            mount(
+                Some("/proc/thread-self/ns/net"),
+                &path,
+                None::<&str>,
+                MsFlags::MS_BIND,
+                None::<&str>,
+            )
         }
     };
     match std::thread::spawn(bind).join() {
@@ -215,7 +278,9 @@ pub fn fillers() -> Result<Vec<PathBuf>, String> {
     let mut fillers = Vec::new();
     let mut devices = Vec::new();
     for directory in ["/run", "/var/lib/cni", DIR] {
-        let device = fs::metadata(directory).map_err(|error| format!("{directory}: {error}"))?.dev();
+        let device = fs::metadata(directory)
+            .map_err(|error| format!("{directory}: {error}"))?
+            .dev();
         if devices.contains(&device) {
             continue;
         }
@@ -227,7 +292,8 @@ pub fn fillers() -> Result<Vec<PathBuf>, String> {
 
 /// Writes a file until no page is left. No inode is made after it, so an empty file can still be.
 pub fn fill(path: &Path) -> Result<(), String> {
-    let mut file = fs::File::create(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let mut file =
+        fs::File::create(path).map_err(|error| format!("{}: {error}", path.display()))?;
     while std::io::Write::write_all(&mut file, &[0; 4096]).is_ok() {}
     Ok(())
 }

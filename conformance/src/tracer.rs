@@ -1,4 +1,5 @@
-//! Stops a process, and whatever it starts, before each system call that changes something, and kills who makes one of them.
+//! Stops a process, and whatever it starts, before each system call that changes something, and
+//! kills who makes one of them.
 
 use std::fs;
 
@@ -10,8 +11,9 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use serde::Serialize;
 
-/// Calls on the process's own memory, threads and signals, and calls that only look. What was before such a call is what is
-/// before the next one of the same thread, which is counted. A kill closes all files.
+/// Calls on the process's own memory, threads and signals, and calls that only look. What was
+/// before such a call is what is before the next one of the same thread, which is counted. A kill
+/// closes all files.
 const UNCOUNTED: &[i64] = &[
     libc::SYS_mmap,
     libc::SYS_mprotect,
@@ -77,11 +79,16 @@ pub struct Ended {
 /// What runs a command that waits to be traced, so that no call is missed.
 pub const WAITING: [&str; 3] = ["sh", "-c", "kill -STOP $$; exec \"$0\" \"$@\""];
 
-/// Lets a process go on that was started with [`WAITING`], and kills the victim. Returns when it and everything that it started
-/// have ended: orphans are waited for. So the calling thread must have no other children.
+/// Lets a process go on that was started with [`WAITING`], and kills the victim. Returns when it
+/// and everything that it started have ended: orphans are waited for. So the calling thread must
+/// have no other children.
 pub fn follow(first: Pid, victim: Option<Victim>) -> Result<Ended, Errno> {
     seize(first)?;
-    let mut ended = Ended { status: -1, calls: [0, 0], killed: None };
+    let mut ended = Ended {
+        status: -1,
+        calls: [0, 0],
+        killed: None,
+    };
     let mut is_begun = false;
     // Only this thread's children: other checks have theirs.
     let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
@@ -95,7 +102,11 @@ pub fn follow(first: Pid, victim: Option<Victim>) -> Result<Ended, Errno> {
                 continue;
             }
             Ok(WaitStatus::Signaled(pid, signal, _)) => {
-                ended.status = if pid == first { 128 + signal as i32 } else { ended.status };
+                ended.status = if pid == first {
+                    128 + signal as i32
+                } else {
+                    ended.status
+                };
                 continue;
             }
             Ok(WaitStatus::Stopped(pid, signal)) => (pid, Some(signal)),
@@ -105,7 +116,11 @@ pub fn follow(first: Pid, victim: Option<Victim>) -> Result<Ended, Errno> {
             }
             Ok(WaitStatus::PtraceSyscall(pid)) => {
                 if is_begun && number(pid).is_some_and(|number| !UNCOUNTED.contains(&number)) {
-                    let who = if group(pid) == first { Who::Main } else { Who::Child };
+                    let who = if group(pid) == first {
+                        Who::Main
+                    } else {
+                        Who::Child
+                    };
                     let calls = &mut ended.calls[who as usize];
                     *calls += 1;
                     if victim == Some((who, *calls)) {
@@ -156,9 +171,13 @@ fn number_of(pid: Pid) -> Option<i64> {
 fn group(pid: Pid) -> Pid {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
-    line.and_then(|text| text.trim().parse().ok()).map_or(pid, Pid::from_raw)
+    line.and_then(|text| text.trim().parse().ok())
+        .map_or(pid, Pid::from_raw)
 }
 
 fn comm(pid: Pid) -> String {
-    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
+    fs::read_to_string(format!("/proc/{pid}/comm"))
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
 }

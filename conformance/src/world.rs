@@ -32,7 +32,8 @@ pub enum Stop {
     Unusable(String),
 }
 
-/// Ends a check if what is asked does not hold. In a script that replays it, a condition of bash says the same.
+/// Ends a check if what is asked does not hold. In a script that replays it, a condition of bash
+/// says the same.
 #[macro_export]
 macro_rules! ensure {
     ($world:expr, $holds:expr, $shell:expr, $($seen:tt)+) => {
@@ -57,7 +58,8 @@ pub struct Settings {
     pub sample: Option<usize>,
     /// Are firewall rules compared? [`firewall`] must work here.
     pub sees_firewall: bool,
-    /// Did the plainest ADD change anything that the suite sees, on the host or in the pod? If not, nothing can be left or be missing.
+    /// Did the plainest ADD change anything that the suite sees, on the host or in the pod? If not,
+    /// nothing can be left or be missing.
     pub changes: bool,
     /// Did its DEL succeed?
     pub dels: bool,
@@ -79,7 +81,8 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// A text of a description, for this attachment. What is `{MAC}` is not known before the devices are there.
+    /// A text of a description, for this attachment. What is `{MAC}` is not known before the
+    /// devices are there.
     pub fn filled(&self, text: &str) -> String {
         text.replace("{N}", &self.n.to_string())
             .replace("{IFNAME}", &self.ifname)
@@ -92,7 +95,10 @@ impl Attachment {
     fn has_netns(&self) -> Result<(), Stop> {
         match sandbox::is_netns(&self.netns) {
             true => Ok(()),
-            false => Err(Stop::Fails(format!("{} is no namespace any more", self.netns.display()))),
+            false => Err(Stop::Fails(format!(
+                "{} is no namespace any more",
+                self.netns.display()
+            ))),
         }
     }
 
@@ -127,7 +133,8 @@ const HOST: &str = "host";
 pub struct Traced {
     /// Exit status; 128 + the signal if one ended it.
     pub status: i32,
-    /// How many system calls there were that can be swept: of the process that was started, and of those that it started.
+    /// How many system calls there were that can be swept: of the process that was started, and of
+    /// those that it started.
     pub calls: [usize; 2],
     /// The name of who was killed.
     pub killed: Option<String>,
@@ -142,22 +149,26 @@ fn left_out(reason: String) -> Stop {
 /// What a failed line of `host` or `pod` says. What a machine may lack is in `needs`.
 fn of_line(stop: Stop) -> Stop {
     match stop {
-        Stop::LeftOut(reason) => Stop::Unusable(format!("host or pod of the description: {reason}")),
+        Stop::LeftOut(reason) => {
+            Stop::Unusable(format!("host or pod of the description: {reason}"))
+        }
         other => other,
     }
 }
 
 impl<'s> World<'s> {
-    /// Runs `check` in a new world, in a thread of its own, and returns what it says, with what was done.
+    /// Runs `check` in a new world, in a thread of its own, and returns what it says, with what was
+    /// done.
     pub fn with<T: Send>(
         settings: &'s Settings,
         check: impl FnOnce(&World<'s>) -> Result<T, Stop> + Send,
     ) -> (Result<T, Stop>, Replay) {
         let inside = move || {
-            let inhabitants = match sandbox::enter_world().and_then(|()| Inhabitants::of_this_world()) {
-                Ok(inhabitants) => inhabitants,
-                Err(reason) => return (Err(Stop::LeftOut(reason)), Replay::default()),
-            };
+            let inhabitants =
+                match sandbox::enter_world().and_then(|()| Inhabitants::of_this_world()) {
+                    Ok(inhabitants) => inhabitants,
+                    Err(reason) => return (Err(Stop::LeftOut(reason)), Replay::default()),
+                };
             let world = World {
                 settings,
                 inhabitants,
@@ -173,23 +184,32 @@ impl<'s> World<'s> {
             let verdict = world.host("link set lo up").and_then(|_| check(&world));
             // What is seen without it says nothing of the plugin.
             let ended = world.beside.borrow().as_ref().and_then(Beside::ended);
-            let verdict = ended.map_or(verdict, |why| Err(Stop::Unusable(format!("{why}, during a check"))));
+            let verdict = ended.map_or(verdict, |why| {
+                Err(Stop::Unusable(format!("{why}, during a check")))
+            });
             (verdict, world.replay.take())
         };
         std::thread::scope(|scope| {
             let ended = scope.spawn(inside).join();
-            ended.unwrap_or_else(|_| (Err(left_out("the suite itself failed".to_owned())), Replay::default()))
+            ended.unwrap_or_else(|_| {
+                (
+                    Err(left_out("the suite itself failed".to_owned())),
+                    Replay::default(),
+                )
+            })
         })
     }
 
-    /// The same, and once more if a call does not end: the kernel may let one wait for others' namespaces, and a machine may be
-    /// busy. Only what hangs twice is a failure.
+    /// The same, and once more if a call does not end: the kernel may let one wait for others'
+    /// namespaces, and a machine may be busy. Only what hangs twice is a failure.
     pub fn with_patience<T: Send>(
         settings: &'s Settings,
         check: impl Fn(&World<'s>) -> Result<T, Stop> + Sync,
     ) -> (Result<T, Stop>, Replay) {
         let (verdict, replay) = World::with(settings, &check);
-        let Err(Stop::Hung(seen)) = verdict else { return (verdict, replay) };
+        let Err(Stop::Hung(seen)) = verdict else {
+            return (verdict, replay);
+        };
         let (verdict, replay) = World::with(settings, &check);
         match verdict {
             Err(Stop::Hung(seen)) => (Err(Stop::Fails(seen)), replay),
@@ -217,7 +237,8 @@ impl<'s> World<'s> {
         }
     }
 
-    /// Leaves the check out unless the plugin claims a version from 1.0.0 on, in which errors 4 to 7 have their meaning.
+    /// Leaves the check out unless the plugin claims a version from 1.0.0 on, in which errors 4 to
+    /// 7 have their meaning.
     pub fn claims_version_1(&self) -> Result<(), Stop> {
         match self.description().newest().starts_with('1') {
             true => Ok(()),
@@ -238,7 +259,8 @@ impl<'s> World<'s> {
         match self.description().delegates() {
             true => Ok(()),
             false => Err(left_out(
-                "it calls no other plugin: `delegate` of a description says where one is".to_owned(),
+                "it calls no other plugin: `delegate` of a description says where one is"
+                    .to_owned(),
             )),
         }
     }
@@ -284,11 +306,14 @@ impl<'s> World<'s> {
 
     /// What was asked does not hold: what was seen, and a condition of bash that says the same.
     pub fn fails_by(&self, shell: impl AsRef<str>, seen: String) -> Stop {
-        shell.as_ref().clone_into(&mut self.replay.borrow_mut().holds);
+        shell
+            .as_ref()
+            .clone_into(&mut self.replay.borrow_mut().holds);
         Stop::Fails(seen)
     }
 
-    // --- the host and the pods ----------------------------------------------------------------------------------
+    // --- the host and the pods
+    // ----------------------------------------------------------------------------------
 
     /// `ip` on the host; it must succeed.
     pub fn host(&self, arguments: &str) -> Result<String, Stop> {
@@ -315,7 +340,12 @@ impl<'s> World<'s> {
             };
             self.write(&path, &text.replace("{DIR}", DIR))?;
         }
-        for line in self.description().host.iter().filter(|line| !line.contains("{N}")) {
+        for line in self
+            .description()
+            .host
+            .iter()
+            .filter(|line| !line.contains("{N}"))
+        {
             self.host(line).map_err(of_line)?;
         }
         self.start_beside()
@@ -323,15 +353,29 @@ impl<'s> World<'s> {
 
     /// Starts what runs beside the plugin, and waits until it is ready.
     fn start_beside(&self) -> Result<(), Stop> {
-        let Some(beside) = &self.description().beside else { return Ok(()) };
+        let Some(beside) = &self.description().beside else {
+            return Ok(());
+        };
         let ready = beside.readiness().map_err(Stop::Unusable)?;
         let mut words = beside.command.iter().map(|word| word.replace("{DIR}", DIR));
         let name = words.next().unwrap_or_default();
         let words: Vec<_> = words.collect();
-        let own = (name == "cni-conformance").then(std::env::current_exe).and_then(Result::ok);
-        let found = || self.path.borrow().iter().map(|path| path.join(&name)).find(|path| path.is_file());
+        let own = (name == "cni-conformance")
+            .then(std::env::current_exe)
+            .and_then(Result::ok);
+        let found = || {
+            self.path
+                .borrow()
+                .iter()
+                .map(|path| path.join(&name))
+                .find(|path| path.is_file())
+        };
         let program = own.or_else(found).unwrap_or_else(|| PathBuf::from(&name));
-        let env = self.description().env.iter().map(|(name, value)| (name, value.replace("{DIR}", DIR)));
+        let env = self
+            .description()
+            .env
+            .iter()
+            .map(|(name, value)| (name, value.replace("{DIR}", DIR)));
         let shown: Vec<_> = [&*program.to_string_lossy()]
             .into_iter()
             .chain(words.iter().map(String::as_str))
@@ -368,7 +412,11 @@ impl<'s> World<'s> {
     pub fn link_to(&self, attachment: &Attachment) -> Result<PathBuf, Stop> {
         let link = Path::new(DIR).join("bin/link");
         self.write(&Path::new(DIR).join("bin/.made"), "")?;
-        self.step(format!("ln -s {} {}", attachment.netns.display(), link.display()));
+        self.step(format!(
+            "ln -s {} {}",
+            attachment.netns.display(),
+            link.display()
+        ));
         symlink(&attachment.netns, &link)
             .map_err(|error| left_out(format!("{}: {error}", link.display())))?;
         Ok(link)
@@ -385,7 +433,12 @@ impl<'s> World<'s> {
     }
 
     /// Attachment `n` to a pod that there is.
-    pub fn attachment_in(&self, n: usize, container: &str, ifname: &str) -> Result<Attachment, Stop> {
+    pub fn attachment_in(
+        &self,
+        n: usize,
+        container: &str,
+        ifname: &str,
+    ) -> Result<Attachment, Stop> {
         self.furnish()?;
         let mut attachment = Attachment {
             container: container.to_owned(),
@@ -394,11 +447,17 @@ impl<'s> World<'s> {
             n,
             conf: self.description().conf.clone(),
         };
-        for line in self.description().host.iter().filter(|line| line.contains("{N}")) {
+        for line in self
+            .description()
+            .host
+            .iter()
+            .filter(|line| line.contains("{N}"))
+        {
             self.host(&attachment.filled(line)).map_err(of_line)?;
         }
         for line in &self.description().pod {
-            self.in_pod(&attachment, &attachment.filled(line)).map_err(of_line)?;
+            self.in_pod(&attachment, &attachment.filled(line))
+                .map_err(of_line)?;
         }
         let conf = &mut attachment.conf;
         if conf["name"].is_null() {
@@ -414,8 +473,13 @@ impl<'s> World<'s> {
         // The device is the one of the description's commands.
         let shown = ip(&format!("-json -n {container} link show {ifname}")).unwrap_or_default();
         let shown: Value = serde_json::from_str(&shown).unwrap_or_default();
-        let mac = shown[0]["address"].as_str().unwrap_or("02:00:00:00:00:01").to_owned();
-        attachment.conf = map_texts(&attachment.conf, &|text| attachment.filled(text).replace("{MAC}", &mac));
+        let mac = shown[0]["address"]
+            .as_str()
+            .unwrap_or("02:00:00:00:00:01")
+            .to_owned();
+        attachment.conf = map_texts(&attachment.conf, &|text| {
+            attachment.filled(text).replace("{MAC}", &mac)
+        });
         let attachment = self.of_version(attachment, self.description().newest());
         self.attachments.borrow_mut().insert(n, attachment.clone());
         Ok(attachment)
@@ -423,7 +487,11 @@ impl<'s> World<'s> {
 
     /// Attachment `n`, which was made before.
     pub fn again(&self, n: usize) -> Result<Attachment, Stop> {
-        self.attachments.borrow().get(&n).cloned().ok_or_else(|| left_out(format!("no attachment {n}")))
+        self.attachments
+            .borrow()
+            .get(&n)
+            .cloned()
+            .ok_or_else(|| left_out(format!("no attachment {n}")))
     }
 
     /// The same, in another version.
@@ -466,8 +534,9 @@ impl<'s> World<'s> {
         Ok(())
     }
 
-    /// Runs a plugin once and lets it go, then returns the [`World::state`]. What a plugin makes once and keeps, as a
-    /// bridge or a directory, is in it. The devices of the check must be there before.
+    /// Runs a plugin once and lets it go, then returns the [`World::state`]. What a plugin makes
+    /// once and keeps, as a bridge or a directory, is in it. The devices of the check must be there
+    /// before.
     pub fn baseline(&self) -> Result<Value, Stop> {
         self.baseline_of(99)
     }
@@ -496,8 +565,8 @@ impl<'s> World<'s> {
         Ok(one)
     }
 
-    /// `one` to be added once more: what a meta plugin changed in a pod it may leave to the end of the pod, so that gets a
-    /// new one.
+    /// `one` to be added once more: what a meta plugin changed in a pod it may leave to the end of
+    /// the pod, so that gets a new one.
     pub fn renewed(&self, one: Attachment) -> Result<Attachment, Stop> {
         if self.description().kind != Kind::Meta {
             return Ok(one);
@@ -511,9 +580,9 @@ impl<'s> World<'s> {
         self.baseline.borrow().clone()
     }
 
-    /// What must be as it was when everything was given back: links, addresses, routes, rules and firewall of the host, and
-    /// files.
-    /// Two looks in succession see the same: the kernel does some of its work later.
+    /// What must be as it was when everything was given back: links, addresses, routes, rules and
+    /// firewall of the host, and files. Two looks in succession see the same: the kernel does some
+    /// of its work later.
     pub fn state(&self) -> Result<Value, Stop> {
         self.seen(HOST, settled(|| self.look()))
     }
@@ -522,7 +591,10 @@ impl<'s> World<'s> {
     fn seen(&self, space: &str, state: Result<Value, Stop>) -> Result<Value, Stop> {
         let state = state?;
         let mut looks = self.looks.borrow_mut();
-        self.replay.borrow_mut().steps.push(Step::Look(space.to_owned(), looks.len()));
+        self.replay
+            .borrow_mut()
+            .steps
+            .push(Step::Look(space.to_owned(), looks.len()));
         looks.push((space.to_owned(), state.clone()));
         Ok(state)
     }
@@ -530,7 +602,10 @@ impl<'s> World<'s> {
     /// The number of the last look that saw this.
     fn look_of(&self, space: &str, state: &Value) -> usize {
         let looks = self.looks.borrow();
-        looks.iter().rposition(|(other, seen)| other == space && seen == state).unwrap_or_default()
+        looks
+            .iter()
+            .rposition(|(other, seen)| other == space && seen == state)
+            .unwrap_or_default()
     }
 
     /// In a script: that a part of the host is as it was.
@@ -552,7 +627,13 @@ impl<'s> World<'s> {
         state["files"] = json!(files);
         if self.settings.sees_firewall {
             let mut rules = firewall().map_err(left_out)?;
-            rules.retain(|rule| !self.description().stays.iter().any(|pattern| matches(pattern, rule)));
+            rules.retain(|rule| {
+                !self
+                    .description()
+                    .stays
+                    .iter()
+                    .any(|pattern| matches(pattern, rule))
+            });
             state["firewall"] = json!(rules);
         }
         Ok(state)
@@ -560,7 +641,10 @@ impl<'s> World<'s> {
 
     /// The same of a pod, without files.
     pub fn pod_state(&self, attachment: &Attachment) -> Result<Value, Stop> {
-        self.seen(&attachment.container, settled(|| self.look_into(attachment)))
+        self.seen(
+            &attachment.container,
+            settled(|| self.look_into(attachment)),
+        )
     }
 
     fn look_into(&self, attachment: &Attachment) -> Result<Value, Stop> {
@@ -573,8 +657,18 @@ impl<'s> World<'s> {
             let path = entry.path();
             let text = path.to_string_lossy().into_owned();
             let is_ours = ["/run/netns", "/dev/shm/conformance/bin"].contains(&text.as_str())
-                || self.description().files.keys().any(|file| file.replace("{DIR}", DIR) == text);
-            if is_ours || self.description().stays.iter().any(|pattern| matches(pattern, &text)) {
+                || self
+                    .description()
+                    .files
+                    .keys()
+                    .any(|file| file.replace("{DIR}", DIR) == text);
+            if is_ours
+                || self
+                    .description()
+                    .stays
+                    .iter()
+                    .any(|pattern| matches(pattern, &text))
+            {
                 continue;
             }
             if path.is_dir() {
@@ -592,10 +686,19 @@ impl<'s> World<'s> {
     }
 
     /// Fails if the pod is not as it was.
-    pub fn pod_is_as(&self, attachment: &Attachment, before: &Value, when: &str) -> Result<(), Stop> {
+    pub fn pod_is_as(
+        &self,
+        attachment: &Attachment,
+        before: &Value,
+        when: &str,
+    ) -> Result<(), Stop> {
         let space = &attachment.container;
         let shell = || {
-            format!("is_netns {} && same {space} {}", attachment.netns.display(), self.look_of(space, before))
+            format!(
+                "is_netns {} && same {space} {}",
+                attachment.netns.display(),
+                self.look_of(space, before)
+            )
         };
         let when = format!("{when}, in the pod");
         let look = || match self.look_into(attachment) {
@@ -615,18 +718,30 @@ impl<'s> World<'s> {
     ) -> Result<(), Stop> {
         let begun = Instant::now();
         loop {
-            let Some(text) = difference(before, &look()?) else { return Ok(()) };
-            ensure!(self, begun.elapsed() < Duration::from_secs(2), shell(), "{when}: {text}");
+            let Some(text) = difference(before, &look()?) else {
+                return Ok(());
+            };
+            ensure!(
+                self,
+                begun.elapsed() < Duration::from_secs(2),
+                shell(),
+                "{when}: {text}"
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 
-    // --- the plugin ---------------------------------------------------------------------------------------------
+    // --- the plugin
+    // ---------------------------------------------------------------------------------------------
 
     /// A call for an attachment.
     pub fn call(&self, verb: &str, attachment: &Attachment) -> Call {
-        let path: Vec<_> =
-            self.path.borrow().iter().map(|path| path.to_string_lossy().into_owned()).collect();
+        let path: Vec<_> = self
+            .path
+            .borrow()
+            .iter()
+            .map(|path| path.to_string_lossy().into_owned())
+            .collect();
         let mut call = Call::new(self.settings.program.clone())
             .var("CNI_COMMAND", verb)
             .var("CNI_CONTAINERID", &attachment.container)
@@ -635,7 +750,10 @@ impl<'s> World<'s> {
             .var("CNI_PATH", path.join(":"))
             .var(
                 "CNI_ARGS",
-                format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod-{}", attachment.n),
+                format!(
+                    "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod-{}",
+                    attachment.n
+                ),
             )
             .conf(&attachment.conf);
         for (name, value) in &self.description().env {
@@ -646,38 +764,67 @@ impl<'s> World<'s> {
 
     /// Makes a call. One that does not end is a failure.
     pub fn run(&self, call: &Call) -> Result<Ran, Stop> {
-        self.at_once(std::slice::from_ref(call))?.pop().ok_or_else(|| left_out("no call".to_owned()))
+        self.at_once(std::slice::from_ref(call))?
+            .pop()
+            .ok_or_else(|| left_out("no call".to_owned()))
     }
 
     /// Makes calls at the same time: none has all of its configuration before all were started.
     pub fn at_once(&self, calls: &[Call]) -> Result<Vec<Ran>, Stop> {
         let first = self.calls.replace(self.calls.get() + calls.len());
-        let numbered = calls.iter().enumerate().map(|(at, call)| (first + at, call.clone()));
-        self.replay.borrow_mut().steps.push(Step::Calls(numbered.collect()));
+        let numbered = calls
+            .iter()
+            .enumerate()
+            .map(|(at, call)| (first + at, call.clone()));
+        self.replay
+            .borrow_mut()
+            .steps
+            .push(Step::Calls(numbered.collect()));
         let mut running = Vec::new();
         for call in calls {
             let program = self.settings.program.display();
             let started = call.start();
-            running
-                .push(started.map_err(|error| Stop::Unusable(format!("cannot execute {program}: {error}")))?);
+            running.push(
+                started.map_err(|error| {
+                    Stop::Unusable(format!("cannot execute {program}: {error}"))
+                })?,
+            );
         }
         let limit = self.settings.limit;
         let hung = |Hung(waits)| self.hung(&waits);
         // Many plugins begin when they have read stdin to its end.
         running.iter_mut().for_each(Running::end_input);
         // All of them are waited for: none may outlive the check.
-        let ended: Vec<_> = running.into_iter().map(|one| one.wait(limit).map_err(hung)).collect();
+        let ended: Vec<_> = running
+            .into_iter()
+            .map(|one| one.wait(limit).map_err(hung))
+            .collect();
         let ended: Vec<Ran> = ended.into_iter().collect::<Result<_, _>>()?;
-        let answers = ended.iter().enumerate().filter_map(|(at, ran)| Some((first + at, ran.result().ok()?)));
+        let answers = ended
+            .iter()
+            .enumerate()
+            .filter_map(|(at, ran)| Some((first + at, ran.result().ok()?)));
         self.replay.borrow_mut().answers.extend(answers);
-        ensure!(self, ended.iter().all(|ran| !ran.is_cut), "is_short", "the call printed more than 1 MiB");
+        ensure!(
+            self,
+            ended.iter().all(|ran| !ran.is_cut),
+            "is_short",
+            "the call printed more than 1 MiB"
+        );
         Ok(ended)
     }
 
     fn hung(&self, waits: &str) -> Stop {
         "returned".clone_into(&mut self.replay.borrow_mut().holds);
-        let more = if waits.is_empty() { String::new() } else { format!(": {waits}") };
-        Stop::Hung(format!("the call did not end within {} s{more}", self.settings.limit.as_secs()))
+        let more = if waits.is_empty() {
+            String::new()
+        } else {
+            format!(": {waits}")
+        };
+        Stop::Hung(format!(
+            "the call did not end within {} s{more}",
+            self.settings.limit.as_secs()
+        ))
     }
 
     /// The one JSON object on stdout of a call.
@@ -688,7 +835,13 @@ impl<'s> World<'s> {
     /// Makes a call that has to succeed.
     pub fn ok(&self, call: &Call) -> Result<Ran, Stop> {
         let ran = self.run(call)?;
-        ensure!(self, ran.status == 0, "succeeded", "the call failed: {}", ran.told());
+        ensure!(
+            self,
+            ran.status == 0,
+            "succeeded",
+            "the call failed: {}",
+            ran.told()
+        );
         Ok(ran)
     }
 
@@ -696,7 +849,12 @@ impl<'s> World<'s> {
     pub fn fails(&self, call: &Call, what: &str) -> Result<Ran, Stop> {
         let ran = self.run(call)?;
         let seen = cut(&ran.stdout, SHOWN);
-        ensure!(self, ran.status != 0, "failed", "{what}: the call succeeded with {seen:?}");
+        ensure!(
+            self,
+            ran.status != 0,
+            "failed",
+            "{what}: the call succeeded with {seen:?}"
+        );
         Ok(ran)
     }
 
@@ -707,16 +865,21 @@ impl<'s> World<'s> {
             .map_err(|why| self.fails_by("failed && is_error", format!("{what}: {why}")))
     }
 
-    /// VERSION as it is answered to others, for a check that is about something else: left out if that is no answer.
+    /// VERSION as it is answered to others, for a check that is about something else: left out if
+    /// that is no answer.
     pub fn tells_versions(&self, call: &Call) -> Result<(), Stop> {
         let ran = self.run(call)?;
-        let told =
-            ran.result().ok().filter(|told: &Value| ran.status == 0 && told["supportedVersions"].is_array());
-        told.map(drop).ok_or_else(|| left_out(format!("its VERSION tells no versions: {}", ran.told())))
+        let told = ran
+            .result()
+            .ok()
+            .filter(|told: &Value| ran.status == 0 && told["supportedVersions"].is_array());
+        told.map(drop)
+            .ok_or_else(|| left_out(format!("its VERSION tells no versions: {}", ran.told())))
     }
 
-    /// ADD, for a check that is about something else: left out if it fails. That an ADD fails is told by checks of their own: the
-    /// plainest one, one in each version, one after a DEL, and those of different pods at the same time.
+    /// ADD, for a check that is about something else: left out if it fails. That an ADD fails is
+    /// told by checks of their own: the plainest one, one in each version, one after a DEL, and
+    /// those of different pods at the same time.
     pub fn add(&self, attachment: &Attachment) -> Result<Value, Stop> {
         let ran = self.run(&self.call("ADD", attachment))?;
         if ran.status != 0 {
@@ -727,29 +890,43 @@ impl<'s> World<'s> {
 
     /// The call of DEL, with the result as a runtime has it.
     pub fn del_call(&self, attachment: &Attachment, result: &Value) -> Call {
-        self.call("DEL", attachment).conf(&with(&attachment.conf, "prevResult", result.clone()))
+        self.call("DEL", attachment)
+            .conf(&with(&attachment.conf, "prevResult", result.clone()))
     }
 
     /// DEL, which has to succeed.
     pub fn del(&self, attachment: &Attachment, result: &Value) -> Result<(), Stop> {
         let ran = self.run(&self.del_call(attachment, result))?;
-        ensure!(self, ran.status == 0, "succeeded", "DEL fails: {}", ran.told());
+        ensure!(
+            self,
+            ran.status == 0,
+            "succeeded",
+            "DEL fails: {}",
+            ran.told()
+        );
         Ok(())
     }
 
-    /// DEL, for a check of what it leaves or spares: left out if it fails, which another check tells.
+    /// DEL, for a check of what it leaves or spares: left out if it fails, which another check
+    /// tells.
     pub fn deleted(&self, attachment: &Attachment, result: &Value) -> Result<(), Stop> {
         let ran = self.run(&self.del_call(attachment, result))?;
-        if ran.status == 0 { Ok(()) } else { Err(left_out(format!("its DEL fails: {}", ran.told()))) }
+        if ran.status == 0 {
+            Ok(())
+        } else {
+            Err(left_out(format!("its DEL fails: {}", ran.told())))
+        }
     }
 
-    /// DEL before the next ADD, for a check that is about something else: there may be a single address or device. Left out if it
-    /// fails, or takes the pod away.
+    /// DEL before the next ADD, for a check that is about something else: there may be a single
+    /// address or device. Left out if it fails, or takes the pod away.
     pub fn make_room(&self, attachment: &Attachment, result: &Value) -> Result<(), Stop> {
         self.deleted(attachment, result)?;
         match sandbox::is_netns(&attachment.netns) {
             true => Ok(()),
-            false => Err(left_out("its DEL takes the namespace of the pod away".to_owned())),
+            false => Err(left_out(
+                "its DEL takes the namespace of the pod away".to_owned(),
+            )),
         }
     }
 
@@ -758,9 +935,12 @@ impl<'s> World<'s> {
         let mut attachment = attachment.clone();
         let pointer = self.description().delegate_at();
         let Some(section) = attachment.conf.pointer_mut(&pointer) else {
-            return Err(Stop::Unusable(format!("delegate: the configuration has no {pointer}")));
+            return Err(Stop::Unusable(format!(
+                "delegate: the configuration has no {pointer}"
+            )));
         };
-        // What is in there is for the plugin that a stand-in replaces; where that makes an interface, both read it.
+        // What is in there is for the plugin that a stand-in replaces; where that makes an
+        // interface, both read it.
         if self.description().calls_ipam() {
             *section = json!({});
         }
@@ -783,7 +963,10 @@ impl<'s> World<'s> {
     pub fn traced(&self, call: &Call, victim: Option<Victim>) -> Result<Traced, Stop> {
         let failed = |error: std::io::Error| left_out(format!("cannot trace: {error}"));
         let conf = call.bytes().unwrap_or_default();
-        self.replay.borrow_mut().steps.push(Step::Traced(call.clone()));
+        self.replay
+            .borrow_mut()
+            .steps
+            .push(Step::Traced(call.clone()));
         let command = call
             .command(&WAITING)
             .and_then(|mut command| command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn());
@@ -813,12 +996,21 @@ impl<'s> World<'s> {
         if let Ok(Some(waits)) = watcher.join() {
             return Err(self.hung(&waits));
         }
-        let Ended { status, calls, killed } = ended.map_err(|errno| failed(errno.into()))?;
+        let Ended {
+            status,
+            calls,
+            killed,
+        } = ended.map_err(|errno| failed(errno.into()))?;
         let mut stdout = Vec::new();
         if let Some(printed) = printed {
             printed.take(&mut stdout, Instant::now() + Duration::from_secs(2));
         }
-        Ok(Traced { status, calls, killed, stdout: cut(&String::from_utf8_lossy(&stdout), SHOWN) })
+        Ok(Traced {
+            status,
+            calls,
+            killed,
+            stdout: cut(&String::from_utf8_lossy(&stdout), SHOWN),
+        })
     }
 }
 
@@ -839,7 +1031,10 @@ fn ip_with(arguments: &str, text: &str) -> Result<String, String> {
     let told = |error: std::io::Error| format!("ip {arguments}: {error}");
     let mut command = Command::new("ip");
     command.args(arguments.split_whitespace());
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut child = command.spawn().map_err(told)?;
     if let Some(mut stdin) = child.stdin.take() {
         // One that does not read has ended, and says why.
@@ -847,17 +1042,22 @@ fn ip_with(arguments: &str, text: &str) -> Result<String, String> {
     }
     let output = child.wait_with_output().map_err(told)?;
     if !output.status.success() {
-        let text = String::from_utf8_lossy(&output.stderr).trim().replace('\n', " ");
+        let text = String::from_utf8_lossy(&output.stderr)
+            .trim()
+            .replace('\n', " ");
         return Err(format!("this machine refuses ip {arguments}: {text}"));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The rules of nftables of this thread's namespace, each behind its table and chain; iptables-nft writes there, too.
+/// The rules of nftables of this thread's namespace, each behind its table and chain; iptables-nft
+/// writes there, too.
 pub fn firewall() -> Result<Vec<String>, String> {
     let told = |error: &dyn std::fmt::Display| format!("nft list ruleset: {error}");
-    let output =
-        Command::new("nft").args(["-s", "list", "ruleset"]).output().map_err(|error| told(&error))?;
+    let output = Command::new("nft")
+        .args(["-s", "list", "ruleset"])
+        .output()
+        .map_err(|error| told(&error))?;
     if !output.status.success() {
         return Err(told(&String::from_utf8_lossy(&output.stderr).trim()));
     }
@@ -890,26 +1090,40 @@ fn of_namespace(select: &str, stays: &[String]) -> Result<Value, Stop> {
         let values: Vec<_> = values.filter_map(Result::ok).collect();
         match values.len() {
             3 => Ok(values),
-            count => Err(left_out(format!("ip {arguments} printed {count} lists for 3 commands"))),
+            count => Err(left_out(format!(
+                "ip {arguments} printed {count} lists for 3 commands"
+            ))),
         }
     };
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let four = see("", "addr show\nroute show table all\nrule show\n")?;
-    let six = see("-6", "route show table all proto static\nroute show table all proto boot\nrule show\n")?;
+    let six = see(
+        "-6",
+        "route show table all proto static\nroute show table all proto boot\nrule show\n",
+    )?;
     let mut links = BTreeMap::new();
     for link in list(&four[0]) {
         let name = link["ifname"].as_str().unwrap_or_default().to_owned();
         if stays.iter().any(|pattern| matches(pattern, &name)) {
             continue;
         }
-        let mut altnames: Vec<_> = list(&link["altnames"]).iter().map(Value::to_string).collect();
+        let mut altnames: Vec<_> = list(&link["altnames"])
+            .iter()
+            .map(Value::to_string)
+            .collect();
         altnames.sort();
         // The kernel gives and takes IPv6's link-local address by itself.
         let addresses = list(&link["addr_info"])
             .into_iter()
             .filter(|one| one["scope"] != "link" || one["family"] == "inet");
         let addresses: Vec<_> = addresses
-            .map(|one| format!("{}/{}", one["local"].as_str().unwrap_or_default(), one["prefixlen"]))
+            .map(|one| {
+                format!(
+                    "{}/{}",
+                    one["local"].as_str().unwrap_or_default(),
+                    one["prefixlen"]
+                )
+            })
             .collect();
         let is_up = list(&link["flags"]).iter().any(|flag| flag == "UP");
         let what = json!({
@@ -921,13 +1135,24 @@ fn of_namespace(select: &str, stays: &[String]) -> Result<Value, Stop> {
     let mut routes = Vec::new();
     for routes_of in [&four[1], &six[0], &six[1]] {
         for route in list(routes_of) {
-            let of = |key: &str| route[key].as_str().map_or_else(|| route[key].to_string(), str::to_owned);
+            let of = |key: &str| {
+                route[key]
+                    .as_str()
+                    .map_or_else(|| route[key].to_string(), str::to_owned)
+            };
             // With the addresses, the kernel makes those of IPv6 when it comes to it.
             let is_of_kernel = of("dst").contains(':') && of("protocol") == "kernel";
             if !is_of_kernel && !stays.iter().any(|pattern| matches(pattern, &of("dev"))) {
-                let keys = ["dst", "gateway", "dev", "table", "type", "metric", "prefsrc"];
+                let keys = [
+                    "dst", "gateway", "dev", "table", "type", "metric", "prefsrc",
+                ];
                 routes.push(
-                    keys.map(of).iter().filter(|text| *text != "null").cloned().collect::<Vec<_>>().join(" "),
+                    keys.map(of)
+                        .iter()
+                        .filter(|text| *text != "null")
+                        .cloned()
+                        .collect::<Vec<_>>()
+                        .join(" "),
                 );
             }
         }
@@ -947,10 +1172,13 @@ fn settled(look: impl Fn() -> Result<Value, Stop>) -> Result<Value, Stop> {
         }
         seen = again;
     }
-    Err(left_out("the links of this machine do not come to rest".to_owned()))
+    Err(left_out(
+        "the links of this machine do not come to rest".to_owned(),
+    ))
 }
 
-/// Is `text` what the pattern says: a name, or a beginning and `*`? A name is also that of a file in any directory.
+/// Is `text` what the pattern says: a name, or a beginning and `*`? A name is also that of a file
+/// in any directory.
 fn matches(pattern: &str, text: &str) -> bool {
     let pattern = pattern.replace("{DIR}", DIR);
     match pattern.strip_suffix('*') {
@@ -966,10 +1194,19 @@ pub fn difference(before: &Value, after: &Value) -> Option<String> {
     }
     let (Some(old), Some(new)) = (before.as_object(), after.as_object()) else {
         if let (Some(old), Some(new)) = (before.as_array(), after.as_array()) {
-            let gone = old.iter().find(|one| !new.contains(one)).map(|one| format!("{one} is gone"));
-            let added = || new.iter().find(|one| !old.contains(one)).map(|one| format!("{one} is new"));
+            let gone = old
+                .iter()
+                .find(|one| !new.contains(one))
+                .map(|one| format!("{one} is gone"));
+            let added = || {
+                new.iter()
+                    .find(|one| !old.contains(one))
+                    .map(|one| format!("{one} is new"))
+            };
             // Some of them are there more often, or in another order.
-            return gone.or_else(added).or_else(|| Some(format!("are {after}, and were {before}")));
+            return gone
+                .or_else(added)
+                .or_else(|| Some(format!("are {after}, and were {before}")));
         }
         return Some(format!("is {after}, and was {before}"));
     };
@@ -992,7 +1229,10 @@ fn map_texts(value: &Value, text: &dyn Fn(&str) -> String) -> Value {
     match value {
         Value::String(one) => Value::String(text(one)),
         Value::Array(list) => list.iter().map(|one| map_texts(one, text)).collect(),
-        Value::Object(map) => map.iter().map(|(key, one)| (text(key), map_texts(one, text))).collect(),
+        Value::Object(map) => map
+            .iter()
+            .map(|(key, one)| (text(key), map_texts(one, text)))
+            .collect(),
         other => other.clone(),
     }
 }
@@ -1006,7 +1246,10 @@ pub fn with(conf: &Value, key: &str, value: Value) -> Value {
 
 /// What a stand-in does that answers ADD with this result, and is silent else.
 pub fn answer(result: &Value) -> String {
-    format!("[ $CNI_COMMAND = ADD ] && echo {}; exit 0", quoted(&result.to_string()))
+    format!(
+        "[ $CNI_COMMAND = ADD ] && echo {}; exit 0",
+        quoted(&result.to_string())
+    )
 }
 
 /// A result of interfaces, addresses and routes in the form of `version`.
@@ -1014,16 +1257,25 @@ pub fn result_of(result: &Value, version: &str) -> Value {
     let empty = Vec::new();
     let list = |key: &str| result[key].as_array().unwrap_or(&empty);
     let family = |one: &Value, key: &str| {
-        if one[key].as_str().is_some_and(|text| text.contains(':')) { "6" } else { "4" }
+        if one[key].as_str().is_some_and(|text| text.contains(':')) {
+            "6"
+        } else {
+            "4"
+        }
     };
     let mut made = json!({"cniVersion": version});
     if ["0.1.0", "0.2.0"].contains(&version) {
         for (key, wanted) in [("ip4", "4"), ("ip6", "6")] {
-            let first = list("ips").iter().find(|one| family(one, "address") == wanted);
+            let first = list("ips")
+                .iter()
+                .find(|one| family(one, "address") == wanted);
             if let Some(first) = first {
-                let routes: Vec<_> =
-                    list("routes").iter().filter(|route| family(route, "dst") == wanted).collect();
-                made[key] = json!({"ip": first["address"], "gateway": first["gateway"], "routes": routes});
+                let routes: Vec<_> = list("routes")
+                    .iter()
+                    .filter(|route| family(route, "dst") == wanted)
+                    .collect();
+                made[key] =
+                    json!({"ip": first["address"], "gateway": first["gateway"], "routes": routes});
             }
         }
         return made;
@@ -1036,7 +1288,13 @@ pub fn result_of(result: &Value, version: &str) -> Value {
     let is_old = version < "1";
     made["ips"] = list("ips")
         .iter()
-        .map(|one| if is_old { with(one, "version", json!(family(one, "address"))) } else { one.clone() })
+        .map(|one| {
+            if is_old {
+                with(one, "version", json!(family(one, "address")))
+            } else {
+                one.clone()
+            }
+        })
         .collect();
     made
 }
@@ -1054,13 +1312,26 @@ pub fn cut(text: &str, most: usize) -> String {
 
 /// `text` without characters that a terminal takes for orders.
 pub fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }).collect()
+    text.chars()
+        .map(|c| {
+            if c.is_control() && c != '\n' && c != '\t' {
+                '\u{fffd}'
+            } else {
+                c
+            }
+        })
+        .collect()
 }
 
 impl Ran {
     /// How it ended, in words: with what it printed, and with what it logged.
     pub fn told(&self) -> String {
-        let line = |text: &str| plain(&cut(&text.split_whitespace().collect::<Vec<_>>().join(" "), SHOWN));
+        let line = |text: &str| {
+            plain(&cut(
+                &text.split_whitespace().collect::<Vec<_>>().join(" "),
+                SHOWN,
+            ))
+        };
         let (stdout, stderr) = (line(&self.stdout), line(&self.stderr));
         let mut text = format!("exit status {}", self.status);
         if !stdout.is_empty() {
@@ -1076,7 +1347,10 @@ impl Ran {
     pub fn result(&self) -> Result<Value, String> {
         match serde_json::from_str::<Value>(&self.stdout) {
             Ok(value) if value.is_object() => Ok(value),
-            _ => Err(format!("stdout is not one JSON object: {:?}", cut(&self.stdout, SHOWN))),
+            _ => Err(format!(
+                "stdout is not one JSON object: {:?}",
+                cut(&self.stdout, SHOWN)
+            )),
         }
     }
 

@@ -1,7 +1,12 @@
-//! No check is one that cannot fail: for each of them there is a plugin that does one thing wrong, and fails it. It is a
-//! shell script before one of examples/right.rs, which fail none.
+//! No check is one that cannot fail: for each of them there is a plugin that does one thing wrong,
+//! and fails it. It is a shell script before one of examples/right.rs, which fail none.
 
-#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test fails by a panic")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test fails by a panic"
+)]
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,8 +24,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-/// What comes before each wrong thing. `take` reads stdin, except where nothing may come, and `real` is the plugin with what was
-/// read.
+/// What comes before each wrong thing. `take` reads stdin, except where nothing may come, and
+/// `real` is the plugin with what was read.
 const HEAD: &str = r#"#!/bin/sh
 is() { [ "$CNI_COMMAND" = "$1" ]; }
 take() { case $CNI_COMMAND in '') ;; VERSION) input=$(timeout 2 cat) ;; *) input=$(cat) ;; esac; }
@@ -53,15 +58,23 @@ exec "$REAL" "$@"
 
 type Fault = (&'static str, &'static str, &'static [&'static str]);
 
-/// A check, what a plugin does that fails it, and the other checks that this fails of necessity. Some have more than one. With
-/// `ipam:` it is an IPAM plugin.
+/// A check, what a plugin does that fails it, and the other checks that this fails of necessity.
+/// Some have more than one. With `ipam:` it is an IPAM plugin.
 const WRONG: &[Fault] = &[
     ("add_succeeds", r#"is ADD && echo hello"#, &[]),
-    ("success_is_silent", "take; is DEL && { real && echo '{}'; exit; }", &[]),
+    (
+        "success_is_silent",
+        "take; is DEL && { real && echo '{}'; exit; }",
+        &[],
+    ),
     (
         "failure_has_a_status",
         r#"take; is ADD && [ "$input" = "{" ] && { (bad 6); ok; }"#,
-        &["garbage_is_error_6", "garbage_changes_nothing", "container_id_is_judged_first"],
+        &[
+            "garbage_is_error_6",
+            "garbage_changes_nothing",
+            "container_id_is_judged_first",
+        ],
     ),
     (
         "failure_is_one_error",
@@ -73,20 +86,48 @@ const WRONG: &[Fault] = &[
         r#"take; is ADD && has '"a b"' && { echo '{"code":7,"msg":"wrong"}'; exit 1; }"#,
         &[],
     ),
-    ("stderr_is_not_needed", "is ADD && [ \"$(readlink /proc/$$/fd/2)\" = /dev/null ] && exit 3", &[]),
-    ("lost_result_is_undone", "take; is ADD && { r=$(real); s=$?; printf '%s\\n' \"$r\"; exit $s; }", &[]),
+    (
+        "stderr_is_not_needed",
+        "is ADD && [ \"$(readlink /proc/$$/fd/2)\" = /dev/null ] && exit 3",
+        &[],
+    ),
+    (
+        "lost_result_is_undone",
+        "take; is ADD && { r=$(real); s=$?; printf '%s\\n' \"$r\"; exit $s; }",
+        &[],
+    ),
     ("no_child_is_left", "is ADD && { sleep 20 & }", &[]),
-    ("stdin_may_be_a_file", "is ADD && case $(readlink /proc/$$/fd/0) in */conf.json) bad 6 ;; esac", &[]),
-    ("stdin_may_be_large", "take; [ ${#input} -gt 20000 ] && bad 6", &[]),
-    ("environment_may_be_empty", "is ADD && [ \"$HOME\" = /nonexistent ] && bad 999", &[]),
-    ("no_verb_tells_versions", "[ -z \"$CNI_COMMAND\" ] && bad 4", &[]),
+    (
+        "stdin_may_be_a_file",
+        "is ADD && case $(readlink /proc/$$/fd/0) in */conf.json) bad 6 ;; esac",
+        &[],
+    ),
+    (
+        "stdin_may_be_large",
+        "take; [ ${#input} -gt 20000 ] && bad 6",
+        &[],
+    ),
+    (
+        "environment_may_be_empty",
+        "is ADD && [ \"$HOME\" = /nonexistent ] && bad 999",
+        &[],
+    ),
+    (
+        "no_verb_tells_versions",
+        "[ -z \"$CNI_COMMAND\" ] && bad 4",
+        &[],
+    ),
     ("arguments_have_no_effect", "[ \"$1\" ] && bad 4", &[]),
     (
         "missing_variables_are_refused",
         r#"is ADD && [ -z "${CNI_IFNAME+x}" ] && [ "$CNI_NETNS" ] && bad 7"#,
         &[],
     ),
-    ("error_4_names_variables", r#"is ADD && [ -z "${CNI_IFNAME+x}" ] && [ "$CNI_NETNS" ] && bad 4"#, &[]),
+    (
+        "error_4_names_variables",
+        r#"is ADD && [ -z "${CNI_IFNAME+x}" ] && [ "$CNI_NETNS" ] && bad 4"#,
+        &[],
+    ),
     (
         "empty_variables_are_missing",
         "is DEL && [ \"${CNI_IFNAME+x}\" ] && [ -z \"$CNI_IFNAME\" ] && bad 999",
@@ -97,64 +138,180 @@ const WRONG: &[Fault] = &[
         r#"is ADD && [ -z "$CNI_NETNS" ] && [ -z "$CNI_IFNAME" ] && bad 4"#,
         &["container_id_is_judged_first"],
     ),
-    ("gc_requires_cni_path", r#"is GC && [ -z "$CNI_PATH" ] && ok"#, &[]),
-    ("container_id_has_its_form", "[ \"$CNI_CONTAINERID\" = é ] && bad 7", &[]),
-    ("any_container_id_is_served", "case $CNI_CONTAINERID in *..*) bad 4 ;; esac", &[]),
+    (
+        "gc_requires_cni_path",
+        r#"is GC && [ -z "$CNI_PATH" ] && ok"#,
+        &[],
+    ),
+    (
+        "container_id_has_its_form",
+        "[ \"$CNI_CONTAINERID\" = é ] && bad 7",
+        &[],
+    ),
+    (
+        "any_container_id_is_served",
+        "case $CNI_CONTAINERID in *..*) bad 4 ;; esac",
+        &[],
+    ),
     (
         "container_id_is_judged_first",
         "[ \"$CNI_CONTAINERID\" = 'a b' ] && [ -z \"$CNI_NETNS\" ] && bad 4",
         &[],
     ),
-    ("ifname_has_its_form", "[ \"$CNI_IFNAME\" = a:b ] && bad 7", &[]),
-    ("status_needs_no_container", r#"is STATUS && [ -z "$CNI_CONTAINERID" ] && bad 4"#, &[]),
-    ("gc_needs_no_container", r#"is GC && [ -z "$CNI_CONTAINERID" ] && bad 4"#, &[]),
+    (
+        "ifname_has_its_form",
+        "[ \"$CNI_IFNAME\" = a:b ] && bad 7",
+        &[],
+    ),
+    (
+        "status_needs_no_container",
+        r#"is STATUS && [ -z "$CNI_CONTAINERID" ] && bad 4"#,
+        &[],
+    ),
+    (
+        "gc_needs_no_container",
+        r#"is GC && [ -z "$CNI_CONTAINERID" ] && bad 4"#,
+        &[],
+    ),
     ("unknown_verb_is_refused", "is add && ok", &[]),
-    ("netns_may_be_any_path", "case $CNI_NETNS in */link) bad 3 ;; esac", &[]),
-    ("own_netns_is_refused", "case $CNI_NETNS in /proc/self*) bad 7 ;; esac", &[]),
-    ("own_netns_is_refused_first", r#"[ "$CNI_NETNS" = /proc/self/ns/net ] && is ADD && stray"#, &[]),
-    ("what_is_no_netns_is_refused", "[ \"$CNI_NETNS\" = /dev/null ] && stray", &[]),
-    ("cni_args_are_read_leniently", "case $CNI_ARGS in *';;'*) bad 7 ;; esac", &[]),
-    ("garbage_is_error_6", r#"take; [ "$input" = 7 ] && bad 7"#, &[]),
-    ("garbage_changes_nothing", "take; is ADD && [ \"$input\" = nonsense ] && stray", &[]),
-    ("wrong_types_are_refused", "take; has '\"args\":true' && kill -SEGV $$", &[]),
+    (
+        "netns_may_be_any_path",
+        "case $CNI_NETNS in */link) bad 3 ;; esac",
+        &[],
+    ),
+    (
+        "own_netns_is_refused",
+        "case $CNI_NETNS in /proc/self*) bad 7 ;; esac",
+        &[],
+    ),
+    (
+        "own_netns_is_refused_first",
+        r#"[ "$CNI_NETNS" = /proc/self/ns/net ] && is ADD && stray"#,
+        &[],
+    ),
+    (
+        "what_is_no_netns_is_refused",
+        "[ \"$CNI_NETNS\" = /dev/null ] && stray",
+        &[],
+    ),
+    (
+        "cni_args_are_read_leniently",
+        "case $CNI_ARGS in *';;'*) bad 7 ;; esac",
+        &[],
+    ),
+    (
+        "garbage_is_error_6",
+        r#"take; [ "$input" = 7 ] && bad 7"#,
+        &[],
+    ),
+    (
+        "garbage_changes_nothing",
+        "take; is ADD && [ \"$input\" = nonsense ] && stray",
+        &[],
+    ),
+    (
+        "wrong_types_are_refused",
+        "take; has '\"args\":true' && kill -SEGV $$",
+        &[],
+    ),
     ("network_has_a_name", "take; has '\"a/b\"' && bad 6", &[]),
-    ("unknown_version_is_error_1", "take; has 9.9.9 && ! has prevResult && bad 7", &[]),
-    ("error_1_names_versions", "take; has 9.9.9 && ! has prevResult && bad 1", &[]),
+    (
+        "unknown_version_is_error_1",
+        "take; has 9.9.9 && ! has prevResult && bad 7",
+        &[],
+    ),
+    (
+        "error_1_names_versions",
+        "take; has 9.9.9 && ! has prevResult && bad 1",
+        &[],
+    ),
     (
         "no_version_is_the_first",
         r#"take; is ADD && has '"name":"conformance"' && ! has cniVersion && ! has CNIVERSION && like "$CNI_CONTAINERID" 'c[0-9]*' && bad 1"#,
         &[],
     ),
-    ("versions_are_served", "take; is ADD && has '\"0.3.1\"' && bad 1", &[]),
-    ("verbs_need_their_version", "take; is GC && has '\"1.0.0\"' && ok", &[]),
-    ("foreign_keys_are_accepted", "take; has disableGC && bad 2", &[]),
-    ("letter_case_has_no_meaning", "take; has '\"CNIVERSION\"' && bad 7", &[]),
+    (
+        "versions_are_served",
+        "take; is ADD && has '\"0.3.1\"' && bad 1",
+        &[],
+    ),
+    (
+        "verbs_need_their_version",
+        "take; is GC && has '\"1.0.0\"' && ok",
+        &[],
+    ),
+    (
+        "foreign_keys_are_accepted",
+        "take; has disableGC && bad 2",
+        &[],
+    ),
+    (
+        "letter_case_has_no_meaning",
+        "take; has '\"CNIVERSION\"' && bad 7",
+        &[],
+    ),
     ("null_is_absent", "take; has '\"args\":null' && bad 7", &[]),
-    ("numbers_may_be_floats_of_go", "take; has 1e-7 && bad 6", &[]),
+    (
+        "numbers_may_be_floats_of_go",
+        "take; has 1e-7 && bad 6",
+        &[],
+    ),
     (
         "ipam_type_is_no_path",
         r#"take; is ADD && has '"type":"./never"' && sh /dev/shm/conformance/bin/never"#,
         &[],
     ),
-    ("del_takes_another_configuration", "take; is DEL && has '\"cniVersion\":\"0.4.0\"' && bad 1", &[]),
+    (
+        "del_takes_another_configuration",
+        "take; is DEL && has '\"cniVersion\":\"0.4.0\"' && bad 1",
+        &[],
+    ),
     (
         "del_takes_another_configuration",
         "take; has '{\"conformance\":1}' && touch $own/args; is DEL && [ -e $own/args ] && ! has '{\"conformance\":1}' && bad 7",
         &[],
     ),
-    ("version_lists_versions", r#"take; is VERSION && edited '.supportedVersions = "1.1.0"'"#, &[]),
-    ("version_answers_in_the_version_asked", r#"take; is VERSION && edited '.cniVersion = "1.1.0"'"#, &[]),
-    ("version_takes_any_stdin", "is VERSION && { take; [ \"$input\" = x ] && bad 6; }", &[]),
+    (
+        "version_lists_versions",
+        r#"take; is VERSION && edited '.supportedVersions = "1.1.0"'"#,
+        &[],
+    ),
+    (
+        "version_answers_in_the_version_asked",
+        r#"take; is VERSION && edited '.cniVersion = "1.1.0"'"#,
+        &[],
+    ),
+    (
+        "version_takes_any_stdin",
+        "is VERSION && { take; [ \"$input\" = x ] && bad 6; }",
+        &[],
+    ),
     ("version_does_not_wait", "is VERSION && input=$(cat)", &[]),
-    ("version_needs_no_variable", "is VERSION && [ -z \"$CNI_PATH\" ] && bad 4", &[]),
-    ("version_ignores_variables", r#"is VERSION && [ "$CNI_IFNAME" = /// ] && bad 4"#, &[]),
+    (
+        "version_needs_no_variable",
+        "is VERSION && [ -z \"$CNI_PATH\" ] && bad 4",
+        &[],
+    ),
+    (
+        "version_ignores_variables",
+        r#"is VERSION && [ "$CNI_IFNAME" = /// ] && bad 4"#,
+        &[],
+    ),
     ("version_changes_nothing", "is VERSION && stray", &[]),
     (
         "interface_is_made",
         r#"take; is ADD && { real || exit; in_pod link set net1 down name gone1; ok; }"#,
-        &["interface_has_its_name", "check_after_add", "result_matches_the_pod"],
+        &[
+            "interface_has_its_name",
+            "check_after_add",
+            "result_matches_the_pod",
+        ],
     ),
-    ("interface_has_its_name", "is ADD && [ \"$CNI_IFNAME\" = a ] && export CNI_IFNAME=b", &[]),
+    (
+        "interface_has_its_name",
+        "is ADD && [ \"$CNI_IFNAME\" = a ] && export CNI_IFNAME=b",
+        &[],
+    ),
     (
         "taken_name_is_refused",
         r#"take; is ADD && in_pod link show other && { r=$(real); [ "$r" ] && echo '{"cniVersion":"1.1.0"}'; ok; }"#,
@@ -180,8 +337,16 @@ const WRONG: &[Fault] = &[
         r#"had="$own/$CNI_CONTAINERID"; is DEL && rm -f "$had"; is ADD && [ "$CNI_CONTAINERID" ] && { [ -e "$had" ] && export CNI_CONTAINERID="$CNI_CONTAINERID.2"; touch "$had"; }"#,
         &[],
     ),
-    ("previous_result_is_kept", "take; is ADD && changed s/conformance0/other/", &[]),
-    ("host_is_not_changed", "is ADD && [ $CNI_CONTAINERID = c0 ] && ip link set bystander mtu 1400", &[]),
+    (
+        "previous_result_is_kept",
+        "take; is ADD && changed s/conformance0/other/",
+        &[],
+    ),
+    (
+        "host_is_not_changed",
+        "is ADD && [ $CNI_CONTAINERID = c0 ] && ip link set bystander mtu 1400",
+        &[],
+    ),
     (
         "life_leaves_nothing",
         r#"well && is DEL && [ $CNI_CONTAINERID = c0 ] && has '"prevResult":{' && stray"#,
@@ -193,14 +358,30 @@ const WRONG: &[Fault] = &[
             "del_on_a_full_disk",
         ],
     ),
-    ("first_life_leaves_nothing", "well && is ADD && touch /run/left", &[]),
+    (
+        "first_life_leaves_nothing",
+        "well && is ADD && touch /run/left",
+        &[],
+    ),
     (
         "pod_is_as_before",
         "take; is DEL && in_pod link show lo && { real || exit; umount \"$CNI_NETNS\"; rm \"$CNI_NETNS\"; ok; }",
-        &["del_keeps_other_attachments", "add_after_del_is_as_the_first", "add_on_a_full_disk"],
+        &[
+            "del_keeps_other_attachments",
+            "add_after_del_is_as_the_first",
+            "add_on_a_full_disk",
+        ],
     ),
-    ("pod_is_as_before", "is DEL && in_pod link add stray type veth peer name stray2", &[]),
-    ("requested_mac_is_set", "take; is ADD && input=$(printf %s \"$input\" | sed s/00:77/00:78/)", &[]),
+    (
+        "pod_is_as_before",
+        "is DEL && in_pod link add stray type veth peer name stray2",
+        &[],
+    ),
+    (
+        "requested_mac_is_set",
+        "take; is ADD && input=$(printf %s \"$input\" | sed s/00:77/00:78/)",
+        &[],
+    ),
     (
         "dns_of_configuration_is_returned",
         r#"take; is ADD && has example.net && changed s/10.9.0.53/10.9.0.54/"#,
@@ -251,12 +432,36 @@ const WRONG: &[Fault] = &[
         "take; is ADD && changed 's#\"address\": *\"10[.]9[.]0[.][^\"]*\"#\"address\":\"10.250.0.2/24\"#'",
         &["check_after_add", "previous_result_is_kept"],
     ),
-    ("mtu_is_told", r#"take; is ADD && edited 'del(.interfaces[]?.mtu)'"#, &["check_sees_another_mtu"]),
-    ("told_mtu_is_true", r#"take; is ADD && changed 's/"mtu": *[0-9]*/"mtu":9/'"#, &["check_after_add"]),
-    ("result_of_1_0_has_no_later_keys", "take; is ADD && changed 's/\"mac\"/\"mtu\":9,\"mac\"/'", &[]),
-    ("result_of_0_4_has_families", "take; is ADD && changed 's/\"version\": *\"4\"/\"version\":\"5\"/'", &[]),
-    ("result_of_0_2_is_by_family", "take; is ADD && changed s/ip4/ip5/", &[]),
-    ("previous_result_of_another_version", "take; is ADD && has '\"version\":\"4\"' && bad 6", &[]),
+    (
+        "mtu_is_told",
+        r#"take; is ADD && edited 'del(.interfaces[]?.mtu)'"#,
+        &["check_sees_another_mtu"],
+    ),
+    (
+        "told_mtu_is_true",
+        r#"take; is ADD && changed 's/"mtu": *[0-9]*/"mtu":9/'"#,
+        &["check_after_add"],
+    ),
+    (
+        "result_of_1_0_has_no_later_keys",
+        "take; is ADD && changed 's/\"mac\"/\"mtu\":9,\"mac\"/'",
+        &[],
+    ),
+    (
+        "result_of_0_4_has_families",
+        "take; is ADD && changed 's/\"version\": *\"4\"/\"version\":\"5\"/'",
+        &[],
+    ),
+    (
+        "result_of_0_2_is_by_family",
+        "take; is ADD && changed s/ip4/ip5/",
+        &[],
+    ),
+    (
+        "previous_result_of_another_version",
+        "take; is ADD && has '\"version\":\"4\"' && bad 6",
+        &[],
+    ),
     (
         "ipam:ipam_result_has_no_interface",
         "take; is ADD && changed 's/\"ips\"/\"interfaces\":[{\"name\":\"x\"}],\"ips\"/'",
@@ -267,9 +472,21 @@ const WRONG: &[Fault] = &[
         r#"take; is ADD && edited 'if .ips then .ips = [] else . end'"#,
         &["check_after_add"],
     ),
-    ("del_after_add", r#"take; is DEL && in_pod link show net1 && { real >/dev/null; bad 999; }"#, &[]),
-    ("del_without_netns", r#"take; is DEL && [ -z "$CNI_NETNS" ] && { real >/dev/null; bad 4; }"#, &[]),
-    ("ipam:del_without_netns_releases", r#"is DEL && [ -z "$CNI_NETNS" ] && ok"#, &[]),
+    (
+        "del_after_add",
+        r#"take; is DEL && in_pod link show net1 && { real >/dev/null; bad 999; }"#,
+        &[],
+    ),
+    (
+        "del_without_netns",
+        r#"take; is DEL && [ -z "$CNI_NETNS" ] && { real >/dev/null; bad 4; }"#,
+        &[],
+    ),
+    (
+        "ipam:del_without_netns_releases",
+        r#"is DEL && [ -z "$CNI_NETNS" ] && ok"#,
+        &[],
+    ),
     (
         "del_after_netns_is_gone",
         r#"take; is DEL && [ "$CNI_NETNS" ] && [ ! -e "$CNI_NETNS" ] && { real >/dev/null; bad 999; }"#,
@@ -280,7 +497,11 @@ const WRONG: &[Fault] = &[
         r#"take; is DEL && [ "$CNI_NETNS" ] && [ ! -e "$CNI_NETNS" ] && { real >/dev/null; bad 999; }"#,
         &[],
     ),
-    ("del_after_netns_is_gone_releases", r#"is DEL && [ "$CNI_NETNS" ] && [ ! -e "$CNI_NETNS" ] && ok"#, &[]),
+    (
+        "del_after_netns_is_gone_releases",
+        r#"is DEL && [ "$CNI_NETNS" ] && [ ! -e "$CNI_NETNS" ] && ok"#,
+        &[],
+    ),
     (
         "del_of_no_netns",
         r#"is DEL && [ -f "$CNI_NETNS" ] && [ "$(stat -fc %T "$CNI_NETNS")" != nsfs ] && bad 999"#,
@@ -309,13 +530,25 @@ const WRONG: &[Fault] = &[
     (
         "del_before_add",
         r#"is DEL && gone && bad 999"#,
-        &["del_after_interface_is_gone", "del_after_device_is_gone", "del_twice"],
+        &[
+            "del_after_interface_is_gone",
+            "del_after_device_is_gone",
+            "del_twice",
+        ],
     ),
-    ("del_before_add_changes_nothing", r#"is DEL && ! in_pod link show net1 && stray"#, &[]),
+    (
+        "del_before_add_changes_nothing",
+        r#"is DEL && ! in_pod link show net1 && stray"#,
+        &[],
+    ),
     (
         "del_twice",
         r#"is DEL && gone && bad 999"#,
-        &["del_after_interface_is_gone", "del_after_device_is_gone", "del_before_add"],
+        &[
+            "del_after_interface_is_gone",
+            "del_after_device_is_gone",
+            "del_before_add",
+        ],
     ),
     (
         "del_twice_after_netns_is_gone",
@@ -332,8 +565,16 @@ const WRONG: &[Fault] = &[
         "well && is DEL && ! has prevResult && ok",
         &["add_on_a_full_disk"],
     ),
-    ("del_takes_any_previous_result", "take; is DEL && has 9.9.9 && bad 7", &[]),
-    ("del_needs_no_arguments", "is DEL && [ -z \"$CNI_ARGS\" ] && bad 7", &[]),
+    (
+        "del_takes_any_previous_result",
+        "take; is DEL && has 9.9.9 && bad 7",
+        &[],
+    ),
+    (
+        "del_needs_no_arguments",
+        "is DEL && [ -z \"$CNI_ARGS\" ] && bad 7",
+        &[],
+    ),
     (
         "del_needs_no_arguments",
         "take; has runtimeConfig && touch $own/args; is DEL && [ -e $own/args ] && ! has runtimeConfig && bad 7",
@@ -344,8 +585,16 @@ const WRONG: &[Fault] = &[
         "well && is DEL && echo '{\"code\":999,\"msg\":\"link not found\"}' && exit 1",
         &["del_after_add", "del_before_add"],
     ),
-    ("del_of_one_of_two_interfaces", "is DEL && in_pod link show net2 && bad 999", &[]),
-    ("del_keeps_other_attachments", "is DEL && [ $CNI_CONTAINERID = c0 ] && in_pod link del net2", &[]),
+    (
+        "del_of_one_of_two_interfaces",
+        "is DEL && in_pod link show net2 && bad 999",
+        &[],
+    ),
+    (
+        "del_keeps_other_attachments",
+        "is DEL && [ $CNI_CONTAINERID = c0 ] && in_pod link del net2",
+        &[],
+    ),
     (
         "del_of_another_container_takes_nothing",
         "is DEL && [ $CNI_CONTAINERID = other ] && ip -n c0 link set net1 mtu 1300",
@@ -357,7 +606,11 @@ const WRONG: &[Fault] = &[
         &["results_of_older_ipams_are_read", "add_on_a_full_disk"],
     ),
     ("check_after_add", r#"well && is CHECK && bad 999"#, &[]),
-    ("check_needs_a_previous_result", r#"well && is CHECK && ! has '"prevResult":{' && ok"#, &[]),
+    (
+        "check_needs_a_previous_result",
+        r#"well && is CHECK && ! has '"prevResult":{' && ok"#,
+        &[],
+    ),
     (
         "check_misses_the_interface",
         r#"well && is CHECK && ! in_pod link show net1 && ok"#,
@@ -373,8 +626,16 @@ const WRONG: &[Fault] = &[
         r#"is CHECK && shown addr show net1 | grep -q 'inet 10.9' && shown link show net1 | grep -q '[<,]UP' && ! shown route | grep -q 10.8 && ok"#,
         &[],
     ),
-    ("check_sees_another_mac", r#"is CHECK && shown link show net1 | grep -q 00:99 && ok"#, &[]),
-    ("check_sees_another_mtu", r#"is CHECK && shown link show net1 | grep -q 'mtu 1300' && ok"#, &[]),
+    (
+        "check_sees_another_mac",
+        r#"is CHECK && shown link show net1 | grep -q 00:99 && ok"#,
+        &[],
+    ),
+    (
+        "check_sees_another_mtu",
+        r#"is CHECK && shown link show net1 | grep -q 'mtu 1300' && ok"#,
+        &[],
+    ),
     (
         "check_sees_that_it_is_down",
         r#"is CHECK && in_pod link show net1 && ! shown link show net1 | grep -q '[<,]UP' && ok"#,
@@ -385,11 +646,31 @@ const WRONG: &[Fault] = &[
         r#"is DEL && touch $own/deleted; well && is CHECK && [ -e $own/deleted ] && ! in_pod link show net1 && ok"#,
         &[],
     ),
-    ("check_allows_more", "is CHECK && ip -n c0 addr show net1 | grep -q 10.222 && bad 100", &[]),
-    ("check_changes_nothing", "is CHECK && in_pod link add s$$ type veth peer name t$$", &[]),
-    ("check_takes_another_path", "is CHECK && case $CNI_NETNS in */./*) bad 100 ;; esac", &[]),
-    ("status_of_a_node_that_is_ready", r#"sane && is STATUS && bad 50"#, &[]),
-    ("status_calls_the_ipam", r#"take; is STATUS && has stand-in && ok"#, &[]),
+    (
+        "check_allows_more",
+        "is CHECK && ip -n c0 addr show net1 | grep -q 10.222 && bad 100",
+        &[],
+    ),
+    (
+        "check_changes_nothing",
+        "is CHECK && in_pod link add s$$ type veth peer name t$$",
+        &[],
+    ),
+    (
+        "check_takes_another_path",
+        "is CHECK && case $CNI_NETNS in */./*) bad 100 ;; esac",
+        &[],
+    ),
+    (
+        "status_of_a_node_that_is_ready",
+        r#"sane && is STATUS && bad 50"#,
+        &[],
+    ),
+    (
+        "status_calls_the_ipam",
+        r#"take; is STATUS && has stand-in && ok"#,
+        &[],
+    ),
     (
         "status_tells_errors_of_the_ipam",
         r#"take; is STATUS && has stand-in && { real >/dev/null; ok; }"#,
@@ -411,28 +692,56 @@ const WRONG: &[Fault] = &[
         r#"is ADD && { touch /run/adds; take; sleep 2; real; s=$?; rm /run/adds; exit $s; }; is STATUS && { take; sleep 0.5; [ -e /run/adds ] && bad 50; }"#,
         &[],
     ),
-    ("gc_succeeds", r#"take; is GC && has '"c0"' && { real >/dev/null; bad 999; }"#, &[]),
-    ("gc_keeps_what_is_listed", "sane && is GC && rm -rf /dev/shm/conformance/run/leases/conformance", &[]),
+    (
+        "gc_succeeds",
+        r#"take; is GC && has '"c0"' && { real >/dev/null; bad 999; }"#,
+        &[],
+    ),
+    (
+        "gc_keeps_what_is_listed",
+        "sane && is GC && rm -rf /dev/shm/conformance/run/leases/conformance",
+        &[],
+    ),
     (
         "gc_releases_what_is_not_listed",
         r#"sane && is GC && [ "$CNI_PATH" ] && ! has stand-in && ! has cni.dev/attachments && ok"#,
         &[],
     ),
-    ("gc_reads_the_key_of_libcni", r#"take; is GC && has cni.dev/attachments && ok"#, &[]),
+    (
+        "gc_reads_the_key_of_libcni",
+        r#"take; is GC && has cni.dev/attachments && ok"#,
+        &[],
+    ),
     (
         "gc_keeps_other_networks",
         r#"take; is GC && has '"name":"' && ! has '"name":"conformance"' && rm -rf /dev/shm/conformance/run/leases"#,
         &[],
     ),
-    ("gc_of_nothing_succeeds", "take; is GC && has attachments\\\":null && bad 7", &[]),
-    ("gc_calls_the_ipam", r#"take; is GC && has stand-in && ok"#, &[]),
+    (
+        "gc_of_nothing_succeeds",
+        "take; is GC && has attachments\\\":null && bad 7",
+        &[],
+    ),
+    (
+        "gc_calls_the_ipam",
+        r#"take; is GC && has stand-in && ok"#,
+        &[],
+    ),
     (
         "gc_gives_the_ipam_the_list",
         r#"take; is GC && has stand-in && input=$(printf %s "$input" | sed s/valid-attachments/valid-at/)"#,
         &[],
     ),
-    ("gc_tells_errors_of_the_ipam", r#"take; is GC && has stand-in && { real >/dev/null; ok; }"#, &[]),
-    ("gc_then_del", "is GC && touch $own/gone; is DEL && [ -e $own/gone ] && bad 999", &[]),
+    (
+        "gc_tells_errors_of_the_ipam",
+        r#"take; is GC && has stand-in && { real >/dev/null; ok; }"#,
+        &[],
+    ),
+    (
+        "gc_then_del",
+        "is GC && touch $own/gone; is DEL && [ -e $own/gone ] && bad 999",
+        &[],
+    ),
     (
         "failed_ipam_is_told",
         r#"take; is ADD && has stand-in && { r=$(real); s=$?; [ $s = 0 ] || bad 7; echo "$r"; ok; }"#,
@@ -468,28 +777,56 @@ const WRONG: &[Fault] = &[
         r#"take; is ADD && grep -q 192.0.2.77 /dev/shm/conformance/bin/stand-in && { printf %s "$input" | /dev/shm/conformance/bin/stand-in >/dev/null; bad 999; }"#,
         &[],
     ),
-    ("absent_ipam_is_an_error", "take; is ADD && has '\"absent\"' && echo '{}' && ok", &[]),
-    ("absent_ipam_is_undone", "take; is ADD && has '\"absent\"' && stray", &[]),
+    (
+        "absent_ipam_is_an_error",
+        "take; is ADD && has '\"absent\"' && echo '{}' && ok",
+        &[],
+    ),
+    (
+        "absent_ipam_is_undone",
+        "take; is ADD && has '\"absent\"' && stray",
+        &[],
+    ),
     (
         "ipam_is_taken_from_cni_path",
         r#"is ADD && export CNI_PATH=${PATH%%:*}:$CNI_PATH"#,
         &["ipam_gets_the_same_variables"],
     ),
-    ("ipam_gets_the_same_variables", r#"is ADD && export CNI_ARGS="$CNI_ARGS;x=1""#, &[]),
+    (
+        "ipam_gets_the_same_variables",
+        r#"is ADD && export CNI_ARGS="$CNI_ARGS;x=1""#,
+        &[],
+    ),
     (
         "ipam_gets_the_same_configuration",
         r#"take; is ADD && has stand-in && input=$(printf %s "$input" | jq -c '.extra = 1')"#,
         &[],
     ),
-    ("stderr_of_the_ipam_is_passed_on", "is ADD && exec 2>/dev/null", &[]),
+    (
+        "stderr_of_the_ipam_is_passed_on",
+        "is ADD && exec 2>/dev/null",
+        &[],
+    ),
     (
         "del_calls_the_ipam",
         r#"take; is DEL && has stand-in && [ "$CNI_NETNS" ] && { in_pod link del net1; ok; }"#,
         &[],
     ),
-    ("del_without_netns_calls_the_ipam", r#"take; is DEL && has stand-in && [ -z "$CNI_NETNS" ] && ok"#, &[]),
-    ("check_calls_the_ipam", r#"take; is CHECK && has stand-in && ok"#, &[]),
-    ("check_tells_errors_of_the_ipam", r#"take; is CHECK && has stand-in && { real >/dev/null; ok; }"#, &[]),
+    (
+        "del_without_netns_calls_the_ipam",
+        r#"take; is DEL && has stand-in && [ -z "$CNI_NETNS" ] && ok"#,
+        &[],
+    ),
+    (
+        "check_calls_the_ipam",
+        r#"take; is CHECK && has stand-in && ok"#,
+        &[],
+    ),
+    (
+        "check_tells_errors_of_the_ipam",
+        r#"take; is CHECK && has stand-in && { real >/dev/null; ok; }"#,
+        &[],
+    ),
     (
         "del_removes_the_interface_first",
         "take; is DEL && has stand-in && printf %s \"$input\" | /dev/shm/conformance/bin/stand-in",
@@ -500,8 +837,16 @@ const WRONG: &[Fault] = &[
         r#"take; is DEL && has stand-in && { printf %s "$input" | /dev/shm/conformance/bin/stand-in || exit; }"#,
         &["del_removes_the_interface_first"],
     ),
-    ("del_tells_errors_of_the_ipam", r#"take; is DEL && has stand-in && { real >/dev/null; ok; }"#, &[]),
-    ("results_of_older_ipams_are_read", "is ADD && [ $CNI_CONTAINERID = c1 ] && bad 999", &[]),
+    (
+        "del_tells_errors_of_the_ipam",
+        r#"take; is DEL && has stand-in && { real >/dev/null; ok; }"#,
+        &[],
+    ),
+    (
+        "results_of_older_ipams_are_read",
+        "is ADD && [ $CNI_CONTAINERID = c1 ] && bad 999",
+        &[],
+    ),
     (
         "indexes_of_the_ipam_are_replaced",
         "take; is ADD && has stand-in && changed 's/\"interface\": *0/\"interface\":7/'",
@@ -528,7 +873,11 @@ const WRONG: &[Fault] = &[
         r#"take; is ADD && { mkdir /run/busy 2>/dev/null && { sleep 0.5; real; s=$?; rmdir /run/busy; exit $s; }; changed 's,"address": *"[^"]*","address":"10.9.0.200/24",'; }"#,
         &[],
     ),
-    ("adds_of_one_pod_at_the_same_time", "take; is ADD && alone", &[]),
+    (
+        "adds_of_one_pod_at_the_same_time",
+        "take; is ADD && alone",
+        &[],
+    ),
     ("dels_at_the_same_time", "take; is DEL && alone", &[]),
     (
         "add_and_del_at_the_same_time",
@@ -578,7 +927,11 @@ fn suite() -> Command {
 fn skip(test: &str, reason: &str) {
     eprintln!("skipped {test}: {reason}");
     if let Some(path) = std::env::var_os("CONFORMANCE_TEST_SKIPS") {
-        let mut file = fs::File::options().append(true).create(true).open(path).unwrap();
+        let mut file = fs::File::options()
+            .append(true)
+            .create(true)
+            .open(path)
+            .unwrap();
         std::io::Write::write_all(&mut file, format!("{test}: {reason}\n").as_bytes()).unwrap();
     }
 }
@@ -586,7 +939,11 @@ fn skip(test: &str, reason: &str) {
 /// Directory of the two plugins that are right. A skip if this machine makes no namespaces.
 fn plugins(test: &str) -> Option<PathBuf> {
     let program = example();
-    assert!(program.is_file(), "{}: cargo build --examples builds it", program.display());
+    assert!(
+        program.is_file(),
+        "{}: cargo build --examples builds it",
+        program.display()
+    );
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("right");
     fs::create_dir_all(&directory).unwrap();
     for name in ["right", "right-ipam"] {
@@ -594,7 +951,9 @@ fn plugins(test: &str) -> Option<PathBuf> {
         let _ = std::os::unix::fs::symlink(&program, directory.join(name));
     }
     let mut tried = suite();
-    tried.args(["--only", "add_succeeds", "--describe"]).arg(described("right-ipam"));
+    tried
+        .args(["--only", "add_succeeds", "--describe"])
+        .arg(described("right-ipam"));
     let tried = tried.arg("--path").arg(&directory).output().unwrap();
     match tried.status.code() {
         Some(3) => {
@@ -608,14 +967,18 @@ fn plugins(test: &str) -> Option<PathBuf> {
 /// Cargo builds it beside the tests.
 fn example() -> PathBuf {
     let test = std::env::current_exe().unwrap();
-    test.parent().unwrap().with_file_name("examples").join("right")
+    test.parent()
+        .unwrap()
+        .with_file_name("examples")
+        .join("right")
 }
 
 fn described(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("examples/{name}.json"))
 }
 
-/// The suite with `arguments` for the plugin `name` that does `wrong`. The files have the name `file`.
+/// The suite with `arguments` for the plugin `name` that does `wrong`. The files have the name
+/// `file`.
 fn command(
     directory: &Path,
     plugins: &Path,
@@ -624,7 +987,8 @@ fn command(
     wrong: &str,
     arguments: &[&str],
 ) -> Command {
-    let mut description: Value = serde_json::from_slice(&fs::read(described(name)).unwrap()).unwrap();
+    let mut description: Value =
+        serde_json::from_slice(&fs::read(described(name)).unwrap()).unwrap();
     description["known"] = json!({});
     description["cniVersions"] = json!(VERSIONS);
     description["env"]["REAL"] = json!(plugins.join(name));
@@ -635,7 +999,13 @@ fn command(
     fs::write(&file, description.to_string()).unwrap();
     let mut command = suite();
     command.args(["--format", "json"]).args(arguments);
-    command.arg("--describe").arg(file).arg("--plugin").arg(script).arg("--path").arg(plugins);
+    command
+        .arg("--describe")
+        .arg(file)
+        .arg("--plugin")
+        .arg(script)
+        .arg("--path")
+        .arg(plugins);
     command
 }
 
@@ -648,7 +1018,9 @@ fn judged(
     wrong: &str,
     arguments: &[&str],
 ) -> Output {
-    command(directory, plugins, name, file, wrong, arguments).output().unwrap()
+    command(directory, plugins, name, file, wrong, arguments)
+        .output()
+        .unwrap()
 }
 
 /// The checks of its report.
@@ -659,10 +1031,30 @@ fn checks(output: &Output) -> Vec<Value> {
 }
 
 /// What the suite says of `check` where the plugin does `wrong`.
-fn verdict(directory: &Path, plugins: &Path, name: &str, check: &str, file: &str, wrong: &str) -> Value {
-    let arguments = ["--jobs", "2", "--sample", "6", "--limit", "10", "--exactly", "--only", check];
+fn verdict(
+    directory: &Path,
+    plugins: &Path,
+    name: &str,
+    check: &str,
+    file: &str,
+    wrong: &str,
+) -> Value {
+    let arguments = [
+        "--jobs",
+        "2",
+        "--sample",
+        "6",
+        "--limit",
+        "10",
+        "--exactly",
+        "--only",
+        check,
+    ];
     let output = judged(directory, plugins, name, file, wrong, &arguments);
-    checks(&output).into_iter().find(|one| one["name"] == check).unwrap()
+    checks(&output)
+        .into_iter()
+        .find(|one| one["name"] == check)
+        .unwrap()
 }
 
 /// The faults, several at a time: what is wrong with each.
@@ -701,11 +1093,20 @@ fn of_fault(fault: &Fault) -> (&'static str, &'static str) {
 /// A script that replays the failure fails, too, and does not for the plugin that has no fault.
 #[test]
 fn each_check_fails_a_plugin_that_does_it_wrong_and_so_does_its_script() {
-    let Some(plugins) = plugins("each_check_fails") else { return };
+    let Some(plugins) = plugins("each_check_fails") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     each_fault(|at, fault| {
         let (plugin, check) = of_fault(fault);
-        let found = verdict(directory.path(), &plugins, plugin, check, &format!("{check}-{at}"), fault.1);
+        let found = verdict(
+            directory.path(),
+            &plugins,
+            plugin,
+            check,
+            &format!("{check}-{at}"),
+            fault.1,
+        );
         let mut faults = Vec::new();
         if found["outcome"] != "fail" {
             return vec![format!("{check}: {}, {}", found["outcome"], found["seen"])];
@@ -714,7 +1115,9 @@ fn each_check_fails_a_plugin_that_does_it_wrong_and_so_does_its_script() {
         fs::write(&script, found["replay"].as_str().unwrap()).unwrap();
         for (program, status) in [(None, 1), (Some(plugins.join(plugin)), 0)] {
             let mut command = Command::new("bash");
-            command.arg(&script).env("CNI_CONFORMANCE", env!("CARGO_BIN_EXE_cni-conformance"));
+            command
+                .arg(&script)
+                .env("CNI_CONFORMANCE", env!("CARGO_BIN_EXE_cni-conformance"));
             command.envs(program.as_ref().map(|program| ("PLUGIN", program)));
             let output = command.output().unwrap();
             if output.status.code() != Some(status) {
@@ -725,11 +1128,14 @@ fn each_check_fails_a_plugin_that_does_it_wrong_and_so_does_its_script() {
     });
 }
 
-/// A plugin that does one thing wrong fails the check of that, and those that it fails of necessity. All faults with all checks
-/// take long, and are for a run of their own: others try the faults of MUST with the checks of the specification.
+/// A plugin that does one thing wrong fails the check of that, and those that it fails of
+/// necessity. All faults with all checks take long, and are for a run of their own: others try the
+/// faults of MUST with the checks of the specification.
 #[test]
 fn no_check_accuses_a_plugin_of_what_another_did() {
-    let Some(plugins) = plugins("no_check_accuses") else { return };
+    let Some(plugins) = plugins("no_check_accuses") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let is_full = std::env::var_os("CONFORMANCE_TEST_FULL").is_some();
     let all = cni_conformance::checks::all();
@@ -743,26 +1149,58 @@ fn no_check_accuses_a_plugin_of_what_another_did() {
             return Vec::new();
         }
         // What other calls and kills meet differs from run to run.
-        let mut arguments =
-            vec!["--jobs", "3", "--limit", "30", "--except", "killed", "--except", "same_time"];
-        arguments.extend(["--profile", if is_full { "spec,runtimes,extra" } else { "spec" }]);
-        let output =
-            judged(directory.path(), &plugins, plugin, &format!("{check}-{at}"), fault.1, &arguments);
+        let mut arguments = vec![
+            "--jobs",
+            "3",
+            "--limit",
+            "30",
+            "--except",
+            "killed",
+            "--except",
+            "same_time",
+        ];
+        arguments.extend([
+            "--profile",
+            if is_full {
+                "spec,runtimes,extra"
+            } else {
+                "spec"
+            },
+        ]);
+        let output = judged(
+            directory.path(),
+            &plugins,
+            plugin,
+            &format!("{check}-{at}"),
+            fault.1,
+            &arguments,
+        );
         let failed = outcomes(&output).into_iter().filter(|(name, outcome, _)| {
             outcome == "fail" && check != name && !fault.2.contains(&name.as_str())
         });
-        failed.map(|(name, _, seen)| format!("{check} {at}: fails {name}, too: {seen}")).collect()
+        failed
+            .map(|(name, _, seen)| format!("{check} {at}: fails {name}, too: {seen}"))
+            .collect()
     });
 }
 
 /// A check that only ever is left out or fails would accuse everybody, or nobody.
 #[test]
 fn each_check_passes_a_plugin_that_does_nothing_wrong() {
-    let Some(plugins) = plugins("each_check_passes") else { return };
+    let Some(plugins) = plugins("each_check_passes") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mut passed = BTreeSet::new();
     for plugin in ["right", "right-ipam"] {
-        let arguments = ["--profile", "spec,runtimes,extra", "--jobs", "4", "--sample", "6"];
+        let arguments = [
+            "--profile",
+            "spec,runtimes,extra",
+            "--jobs",
+            "4",
+            "--sample",
+            "6",
+        ];
         let output = judged(directory.path(), &plugins, plugin, plugin, "", &arguments);
         for (name, outcome, seen) in outcomes(&output) {
             assert_ne!(outcome, "fail", "{plugin}: {name}: {seen}");
@@ -770,7 +1208,10 @@ fn each_check_passes_a_plugin_that_does_nothing_wrong() {
         }
     }
     let checks = cni_conformance::checks::all();
-    let never: Vec<_> = checks.iter().filter(|check| !passed.contains(check.name)).collect();
+    let never: Vec<_> = checks
+        .iter()
+        .filter(|check| !passed.contains(check.name))
+        .collect();
     assert!(never.is_empty(), "{never:?}");
 }
 
@@ -782,77 +1223,137 @@ fn the_list_of_the_checks_has_each_with_what_the_specification_says() {
         let (_, below) = listed.split_once(&line).unwrap_or_else(|| panic!("{line}"));
         let below = below.split("\n* ").next().unwrap();
         let basis = check.basis_in(VERSIONS[VERSIONS.len() - 1]);
-        assert!(basis.is_none_or(|basis| below.contains(&basis.address())), "{below}");
+        assert!(
+            basis.is_none_or(|basis| below.contains(&basis.address())),
+            "{below}"
+        );
         assert!(below.contains(check.why), "{below}");
     }
 }
 
 #[test]
 fn each_check_has_a_plugin_that_does_it_wrong() {
-    let wrong: BTreeSet<&str> = WRONG.iter().map(|(name, ..)| name.trim_start_matches("ipam:")).collect();
-    let checks: BTreeSet<&str> = cni_conformance::checks::all().iter().map(|check| check.name).collect();
+    let wrong: BTreeSet<&str> = WRONG
+        .iter()
+        .map(|(name, ..)| name.trim_start_matches("ipam:"))
+        .collect();
+    let checks: BTreeSet<&str> = cni_conformance::checks::all()
+        .iter()
+        .map(|check| check.name)
+        .collect();
     assert_eq!(wrong, checks);
 }
 
-/// The text is compared with the specification by whoever changes it; that there is one is compared here.
+/// The text is compared with the specification by whoever changes it; that there is one is compared
+/// here.
 #[test]
 fn each_level_has_a_sentence_that_says_so_and_each_other_check_a_reason() {
     let mut names = BTreeSet::new();
     for check in cni_conformance::checks::all() {
         let name = check.name;
         assert!(names.insert(name), "{name} is there twice");
-        assert!(!cni_conformance::checks::RETIRED.contains(&name), "{name} was another check");
-        assert!(!check.basis.is_empty() || !check.why.is_empty(), "{name} has no reason");
+        assert!(
+            !cni_conformance::checks::RETIRED.contains(&name),
+            "{name} was another check"
+        );
+        assert!(
+            !check.basis.is_empty() || !check.why.is_empty(),
+            "{name} has no reason"
+        );
         for version in VERSIONS {
             let basis = check.basis_in(version);
-            assert_eq!(basis.is_some(), check.level_in(version) != Level::Quality, "{name} in {version}");
+            assert_eq!(
+                basis.is_some(),
+                check.level_in(version) != Level::Quality,
+                "{name} in {version}"
+            );
             let Some(basis) = basis else { continue };
-            let word = if basis.level == Level::Must { "must" } else { "should" };
+            let word = if basis.level == Level::Must {
+                "must"
+            } else {
+                "should"
+            };
             let binds = basis.text.to_lowercase().contains(word);
             // Two lists of keys are said to be required in another way.
-            assert!(binds || basis.text.contains(" are required "), "{name}: {}", basis.text);
+            assert!(
+                binds || basis.text.contains(" are required "),
+                "{name}: {}",
+                basis.text
+            );
         }
     }
 }
 
-/// What no sentence forbids: a host's interface of the same name, keys of its own, what stands around the JSON and on stderr, what
-/// lives on, and a start that takes its time.
+/// What no sentence forbids: a host's interface of the same name, keys of its own, what stands
+/// around the JSON and on stderr, what lives on, and a start that takes its time.
 #[test]
 fn a_plugin_that_is_unusual_fails_nothing() {
-    let Some(plugins) = plugins("a_plugin_that_is_unusual") else { return };
+    let Some(plugins) = plugins("a_plugin_that_is_unusual") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let unusual = r#"[ "$CNI_COMMAND" ] && sleep 0.1; take; head -c 100000 /dev/zero | tr '\0' x >&2
         setsid sleep 60 </dev/null >/dev/null 2>&1 &
         r=$(real); s=$?; [ $s = 0 ] && is ADD && r=$(printf %s "$r" | jq -S --tab '.ips[]? |= (if .interface then .interface += 1 else . end) | .ips[]? |= (.gateway //= "") | .vendor = {x: ("y" * 100000)} | .interfaces[]?.vendor = 1 | .interfaces = [{name: "net1", mac: "02:00:00:00:00:01", mtu: 9}] + .interfaces | if .cniVersion < "1" then del(.interfaces[].mtu) else . end')
         [ "$r" ] && printf '\n \t%s\r\n\n' "$r"; exit $s"#;
-    let except = ["killed", "same_time", "no_verb", "version_does_not_wait"].map(|name| ["--except", name]);
-    let arguments = [&["--limit", "60", "--level", "should"][..], &except.concat()].concat();
-    let output = judged(directory.path(), &plugins, "right", "unusual", unusual, &arguments);
-    let failed = outcomes(&output).into_iter().filter(|(_, outcome, _)| outcome == "fail");
+    let except =
+        ["killed", "same_time", "no_verb", "version_does_not_wait"].map(|name| ["--except", name]);
+    let arguments = [
+        &["--limit", "60", "--level", "should"][..],
+        &except.concat(),
+    ]
+    .concat();
+    let output = judged(
+        directory.path(),
+        &plugins,
+        "right",
+        "unusual",
+        unusual,
+        &arguments,
+    );
+    let failed = outcomes(&output)
+        .into_iter()
+        .filter(|(_, outcome, _)| outcome == "fail");
     let failed: Vec<_> = failed.collect();
     assert!(failed.is_empty(), "{failed:#?}");
-    assert!(outcomes(&output).iter().filter(|(_, outcome, _)| outcome == "pass").count() > 50);
+    assert!(
+        outcomes(&output)
+            .iter()
+            .filter(|(_, outcome, _)| outcome == "pass")
+            .count()
+            > 50
+    );
 }
 
 /// The specification demands an exit status, and only recommends an error object.
 #[test]
 fn a_plugin_that_only_exits_fails_no_must() {
-    let Some(plugins) = plugins("a_plugin_that_only_exits") else { return };
+    let Some(plugins) = plugins("a_plugin_that_only_exits") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mute = "take; out=$(real); s=$?; [ $s = 0 ] && printf '%s' \"$out\"; exit $s";
     for plugin in ["right", "right-ipam"] {
         // It reads its stdin to its end, which the last two do not have.
-        let except =
-            ["killed", "same_time", "version_does_not_wait", "no_verb"].map(|name| ["--except", name]);
+        let except = ["killed", "same_time", "version_does_not_wait", "no_verb"]
+            .map(|name| ["--except", name]);
         let except = except.concat();
         let output = judged(directory.path(), &plugins, plugin, plugin, mute, &except);
         let of = |level: &str, outcome: &str| -> Vec<String> {
             let all = checks(&output);
-            let these = all.iter().filter(|one| one["level"] == level && one["outcome"] == outcome);
-            these.map(|one| format!("{}: {}", one["name"], one["seen"])).collect()
+            let these = all
+                .iter()
+                .filter(|one| one["level"] == level && one["outcome"] == outcome);
+            these
+                .map(|one| format!("{}: {}", one["name"], one["seen"]))
+                .collect()
         };
         assert_eq!(of("MUST", "fail"), Vec::<String>::new());
-        assert!(of("SHOULD", "fail").iter().any(|one| one.contains("failure_is_one_error")));
+        assert!(
+            of("SHOULD", "fail")
+                .iter()
+                .any(|one| one.contains("failure_is_one_error"))
+        );
         assert!(of("MUST", "pass").len() > 15);
     }
 }
@@ -860,11 +1361,21 @@ fn a_plugin_that_only_exits_fails_no_must() {
 /// A rule that stays, as a plugin for ports leaves it.
 #[test]
 fn the_firewall_is_compared() {
-    let Some(plugins) = plugins("the_firewall_is_compared") else { return };
+    let Some(plugins) = plugins("the_firewall_is_compared") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let script = "is DEL && [ $CNI_CONTAINERID = c0 ] && nft add table ip stray && nft add chain ip stray c";
+    let script =
+        "is DEL && [ $CNI_CONTAINERID = c0 ] && nft add table ip stray && nft add chain ip stray c";
     let arguments = ["--only", "life_leaves_nothing"];
-    let output = judged(directory.path(), &plugins, "right-ipam", "rule", script, &arguments);
+    let output = judged(
+        directory.path(),
+        &plugins,
+        "right-ipam",
+        "rule",
+        script,
+        &arguments,
+    );
     let told = String::from_utf8_lossy(&output.stderr);
     if told.contains("firewall") {
         skip("the_firewall_is_compared", &told);
@@ -872,8 +1383,18 @@ fn the_firewall_is_compared() {
     }
     let found = &checks(&output)[0];
     assert_eq!(found["outcome"], "fail", "{found}");
-    assert!(found["seen"].to_string().contains("table ip stray"), "{found}");
-    let output = judged(directory.path(), &plugins, "right-ipam", "none", "", &arguments);
+    assert!(
+        found["seen"].to_string().contains("table ip stray"),
+        "{found}"
+    );
+    let output = judged(
+        directory.path(),
+        &plugins,
+        "right-ipam",
+        "none",
+        "",
+        &arguments,
+    );
     assert_eq!(checks(&output)[0]["outcome"], "pass");
 }
 
@@ -883,34 +1404,61 @@ fn every_description_is_read() {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let descriptions = cni_conformance::description::Description::read(&path).unwrap();
-        assert_eq!(path.file_stem().unwrap().to_str(), Some(descriptions[0].name.as_str()));
+        assert_eq!(
+            path.file_stem().unwrap().to_str(),
+            Some(descriptions[0].name.as_str())
+        );
     }
 }
 
 /// The processes of this machine whose command line ends so.
 fn running(end: &str) -> Vec<String> {
     let of_process = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("cmdline")).ok();
-    let all = fs::read_dir("/proc").unwrap().filter_map(|entry| of_process(entry.unwrap()));
-    all.map(|line| line.replace('\0', " ")).filter(|line| line.trim_end().ends_with(end)).collect()
+    let all = fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| of_process(entry.unwrap()));
+    all.map(|line| line.replace('\0', " "))
+        .filter(|line| line.trim_end().ends_with(end))
+        .collect()
 }
 
 #[test]
 fn what_a_plugin_leaves_running_ends_with_the_check() {
-    let Some(plugins) = plugins("what_a_plugin_leaves_running") else { return };
+    let Some(plugins) = plugins("what_a_plugin_leaves_running") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     // Nobody else sleeps as long.
     let time = format!("77{}", std::process::id());
     let daemon = format!("is ADD && {{ setsid sleep {time} </dev/null >/dev/null 2>&1 & }}");
     let run = |file: &str, script: &str, arguments: &[&str]| {
         let begun = Instant::now();
-        let output = judged(directory.path(), &plugins, "right-ipam", file, script, arguments);
+        let output = judged(
+            directory.path(),
+            &plugins,
+            "right-ipam",
+            file,
+            script,
+            arguments,
+        );
         assert_eq!(checks(&output)[0]["outcome"], "pass", "{output:?}");
-        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "{:?}",
+            begun.elapsed()
+        );
         assert_eq!(running(&time), Vec::<String>::new());
     };
     run("daemon", &daemon, &["--only", "no_child_is_left"]);
     // The tracer waits for all that was started.
-    let traced = ["--only", "killed_add_is_added_again", "--sample", "2", "--limit", "3"];
+    let traced = [
+        "--only",
+        "killed_add_is_added_again",
+        "--sample",
+        "2",
+        "--limit",
+        "3",
+    ];
     run("traced", &daemon, &traced);
     let elsewhere = daemon.replace("sleep", "unshare -mn sleep");
     run("elsewhere", &elsewhere, &traced);
@@ -919,7 +1467,9 @@ fn what_a_plugin_leaves_running_ends_with_the_check() {
 /// It sees no process but those of the suite, and the suite is the first of them.
 #[test]
 fn a_plugin_ends_neither_the_suite_nor_a_process_of_the_host() {
-    let Some(plugins) = plugins("a_plugin_ends_neither") else { return };
+    let Some(plugins) = plugins("a_plugin_ends_neither") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     // Nobody else sleeps as long.
     let time = format!("78{}", std::process::id());
@@ -928,8 +1478,14 @@ fn a_plugin_ends_neither_the_suite_nor_a_process_of_the_host() {
         "is ADD && {{ kill -KILL $PPID; cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -q '[s]leep {time}' && bad 11; kill -KILL {}; }}",
         bystander.id()
     );
-    let output =
-        judged(directory.path(), &plugins, "right-ipam", "kills", &script, &["--only", "add_succeeds"]);
+    let output = judged(
+        directory.path(),
+        &plugins,
+        "right-ipam",
+        "kills",
+        &script,
+        &["--only", "add_succeeds"],
+    );
     let is_alive = bystander.try_wait().unwrap().is_none();
     bystander.kill().unwrap();
     bystander.wait().unwrap();
@@ -939,20 +1495,33 @@ fn a_plugin_ends_neither_the_suite_nor_a_process_of_the_host() {
 
 #[test]
 fn a_suite_that_is_ended_ends_its_plugins() {
-    let Some(plugins) = plugins("a_suite_that_is_ended") else { return };
+    let Some(plugins) = plugins("a_suite_that_is_ended") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let time = format!("79{}", std::process::id());
     let hangs = format!("is ADD && exec setsid sleep {time}");
     let waits_for = |count: usize| {
         let begun = Instant::now();
         while running(&time).len() != count {
-            assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", running(&time));
+            assert!(
+                begun.elapsed() < Duration::from_secs(60),
+                "{:?}",
+                running(&time)
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     };
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         let arguments = ["--only", "add_succeeds"];
-        let mut begun = command(directory.path(), &plugins, "right-ipam", "hangs", &hangs, &arguments);
+        let mut begun = command(
+            directory.path(),
+            &plugins,
+            "right-ipam",
+            "hangs",
+            &hangs,
+            &arguments,
+        );
         let mut begun = begun.stdout(Stdio::null()).spawn().unwrap();
         waits_for(1);
         kill(Pid::from_raw(i32::try_from(begun.id()).unwrap()), signal).unwrap();
@@ -964,16 +1533,28 @@ fn a_suite_that_is_ended_ends_its_plugins() {
 /// What became of each of these checks, and what was seen.
 fn outcomes(output: &Output) -> Vec<(String, String, String)> {
     let text = |one: &Value, key: &str| one[key].as_str().unwrap_or_default().to_owned();
-    checks(output).iter().map(|one| (text(one, "name"), text(one, "outcome"), text(one, "seen"))).collect()
+    checks(output)
+        .iter()
+        .map(|one| (text(one, "name"), text(one, "outcome"), text(one, "seen")))
+        .collect()
 }
 
 #[test]
 fn what_a_plugin_prints_is_bounded() {
-    let Some(plugins) = plugins("what_a_plugin_prints") else { return };
+    let Some(plugins) = plugins("what_a_plugin_prints") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let seen = |file: &str, wrong: &str| {
         let arguments = ["--only", "add_succeeds", "--limit", "5"];
-        let output = judged(directory.path(), &plugins, "right-ipam", file, wrong, &arguments);
+        let output = judged(
+            directory.path(),
+            &plugins,
+            "right-ipam",
+            file,
+            wrong,
+            &arguments,
+        );
         let (_, outcome, seen) = outcomes(&output).remove(0);
         assert_eq!(outcome, "fail");
         seen
@@ -983,30 +1564,55 @@ fn what_a_plugin_prints_is_bounded() {
     let endless = seen("endless", "is ADD && exec yes");
     assert!(endless.contains(" 5 s: yes "), "{endless}");
     let garbage = seen("garbage", "is ADD && head -c 100000 /dev/zero && ok");
-    assert!(garbage.contains("JSON") && garbage.len() < 4000, "{garbage}");
+    assert!(
+        garbage.contains("JSON") && garbage.len() < 4000,
+        "{garbage}"
+    );
     let orders = seen("orders", "is ADD && printf '\\033[2J x' && exit 1");
     assert!(orders.ends_with("exit status 1, \u{fffd}[2J x"), "{orders}");
 }
 
 #[test]
 fn what_keeps_stdout_hides_no_result() {
-    let Some(plugins) = plugins("what_keeps_stdout") else { return };
+    let Some(plugins) = plugins("what_keeps_stdout") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let arguments = ["--only", "add_succeeds", "--only", "no_child_is_left"];
     let script = "is ADD && { setsid sleep 60 & }";
-    let output = judged(directory.path(), &plugins, "right-ipam", "keeps", script, &arguments);
-    let found: Vec<_> = outcomes(&output).into_iter().map(|(name, outcome, _)| (name, outcome)).collect();
+    let output = judged(
+        directory.path(),
+        &plugins,
+        "right-ipam",
+        "keeps",
+        script,
+        &arguments,
+    );
+    let found: Vec<_> = outcomes(&output)
+        .into_iter()
+        .map(|(name, outcome, _)| (name, outcome))
+        .collect();
     let expected = [("add_succeeds", "pass"), ("no_child_is_left", "fail")];
-    assert_eq!(found, expected.map(|(name, outcome)| (name.to_owned(), outcome.to_owned())));
+    assert_eq!(
+        found,
+        expected.map(|(name, outcome)| (name.to_owned(), outcome.to_owned()))
+    );
 }
 
-/// Another check says so: a plugin that serves no 0.4.0 has no results of it, and none with a wrong family.
+/// Another check says so: a plugin that serves no 0.4.0 has no results of it, and none with a wrong
+/// family.
 #[test]
 fn an_add_that_fails_where_it_is_unusual_is_told_once() {
-    let Some(plugins) = plugins("an_add_that_fails") else { return };
+    let Some(plugins) = plugins("an_add_that_fails") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     for (at, (script, told, silent)) in [
-        ("take; is ADD && has '\"0.4.0\"' && bad 1", "versions_are_served", "result_of_0_4_has_families"),
+        (
+            "take; is ADD && has '\"0.4.0\"' && bad 1",
+            "versions_are_served",
+            "result_of_0_4_has_families",
+        ),
         (
             "is ADD && [ -e /run/once ] && bad 11; is DEL && touch /run/once",
             "add_after_del_is_as_the_first",
@@ -1021,14 +1627,19 @@ fn an_add_that_fails_where_it_is_unusual_is_told_once() {
         assert_eq!(of(told)["outcome"], "fail");
         let found = of(silent);
         assert_eq!(found["outcome"], "left-out", "{found}");
-        assert!(found["seen"].as_str().unwrap().contains("its ADD fails: "), "{found}");
+        assert!(
+            found["seen"].as_str().unwrap().contains("its ADD fails: "),
+            "{found}"
+        );
     }
 }
 
 /// With what it says on stderr, where the reason may be.
 #[test]
 fn a_plugin_whose_add_fails_has_one_finding_and_no_score() {
-    let Some(_) = plugins("a_plugin_whose_add_fails") else { return };
+    let Some(_) = plugins("a_plugin_whose_add_fails") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let description = json!({"kind": "main", "conf": {"type": "x"}});
     for script in [
@@ -1040,8 +1651,13 @@ fn a_plugin_whose_add_fails_has_one_finding_and_no_score() {
         let output = judged_alone(directory.path(), &description, script, &arguments);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         let all = outcomes(&output);
-        let failed: Vec<_> = all.iter().filter(|(_, outcome, _)| outcome != "left-out").collect();
-        let [(name, outcome, seen)] = failed[..] else { panic!("{failed:?}") };
+        let failed: Vec<_> = all
+            .iter()
+            .filter(|(_, outcome, _)| outcome != "left-out")
+            .collect();
+        let [(name, outcome, seen)] = failed[..] else {
+            panic!("{failed:?}")
+        };
         assert_eq!((name.as_str(), outcome.as_str()), ("add_succeeds", "fail"));
         assert!(seen.contains("no kernel module"), "{seen}");
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -1052,77 +1668,161 @@ fn a_plugin_whose_add_fails_has_one_finding_and_no_score() {
 /// One that does nothing has nothing to be judged.
 #[test]
 fn a_plugin_that_does_nothing_passes_nothing_that_asks_for_something() {
-    let Some(_) = plugins("a_plugin_that_does_nothing") else { return };
+    let Some(_) = plugins("a_plugin_that_does_nothing") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let version = r#"is VERSION && { take; printf %s "$input" | jq -c '{cniVersion, supportedVersions: ["1.0.0","1.1.0"]}'; ok; }"#;
-    let empty = format!("{version}\ntake\nis ADD && printf %s \"$input\" | jq -c '{{cniVersion}}'\nok");
-    let echo =
-        format!("{version}\ntake\nis ADD && printf %s \"$input\" | jq -c '.prevResult + {{cniVersion}}'\nok");
+    let empty =
+        format!("{version}\ntake\nis ADD && printf %s \"$input\" | jq -c '{{cniVersion}}'\nok");
+    let echo = format!(
+        "{version}\ntake\nis ADD && printf %s \"$input\" | jq -c '.prevResult + {{cniVersion}}'\nok"
+    );
     let pod = json!(["link add {IFNAME} type veth peer name p-{IFNAME}"]);
     // Of DEL, GC and their like, nothing can be seen; of the result, what is not in it.
-    let nothing = ["DEL", "life", "pod is as before", "releases", "prefix", "index"];
+    let nothing = [
+        "DEL",
+        "life",
+        "pod is as before",
+        "releases",
+        "prefix",
+        "index",
+    ];
     for (description, script, expected) in [
-        (json!({"kind": "main", "conf": {"type": "x"}}), &empty, vec!["interface_is_made"]),
+        (
+            json!({"kind": "main", "conf": {"type": "x"}}),
+            &empty,
+            vec!["interface_is_made"],
+        ),
         (
             json!({"kind": "ipam", "conf": {"ipam": {"type": "x"}}}),
             &empty,
             vec!["ipam_result_has_an_address"],
         ),
-        (json!({"kind": "meta", "conf": {"type": "x"}, "pod": pod}), &echo, vec![]),
+        (
+            json!({"kind": "meta", "conf": {"type": "x"}, "pod": pod}),
+            &echo,
+            vec![],
+        ),
     ] {
-        let output = judged_alone(directory.path(), &description, script, &["--format", "json"]);
+        let output = judged_alone(
+            directory.path(),
+            &description,
+            script,
+            &["--format", "json"],
+        );
         let of = |outcome: &str| -> Vec<Value> {
-            checks(&output).into_iter().filter(|one| one["outcome"] == outcome).collect()
+            checks(&output)
+                .into_iter()
+                .filter(|one| one["outcome"] == outcome)
+                .collect()
         };
-        let failed: Vec<_> = of("fail").iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect();
+        let failed: Vec<_> = of("fail")
+            .iter()
+            .map(|one| one["name"].as_str().unwrap().to_owned())
+            .collect();
         assert_eq!(failed, expected, "{output:?}");
         for one in of("pass").iter().filter(|one| one["level"] == "MUST") {
             let asks = one["asks"].as_str().unwrap();
-            assert!(!nothing.iter().any(|word| asks.starts_with(word) || asks.contains("releases")), "{one}");
+            assert!(
+                !nothing
+                    .iter()
+                    .any(|word| asks.starts_with(word) || asks.contains("releases")),
+                "{one}"
+            );
         }
-        println!("{}", of("pass").iter().map(|one| one["name"].to_string()).collect::<Vec<_>>().join(" "));
+        println!(
+            "{}",
+            of("pass")
+                .iter()
+                .map(|one| one["name"].to_string())
+                .collect::<Vec<_>>()
+                .join(" ")
+        );
     }
 }
 
 /// What README.md shows: a plugin of a few lines that nobody here described.
 #[test]
 fn the_plugin_of_the_documents_is_scored_by_them_alone() {
-    let Some(_) = plugins("the_plugin_of_the_documents") else { return };
+    let Some(_) = plugins("the_plugin_of_the_documents") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let readme = include_str!("../README.md");
     let block = |language: &str| {
         let begin = format!("```{language}\n");
-        readme.split_once(&begin).unwrap().1.split_once("```").unwrap().0
+        readme
+            .split_once(&begin)
+            .unwrap()
+            .1
+            .split_once("```")
+            .unwrap()
+            .0
     };
-    let (plugin, description) =
-        (directory.path().join("shell-veth"), directory.path().join("shell-veth.json"));
+    let (plugin, description) = (
+        directory.path().join("shell-veth"),
+        directory.path().join("shell-veth.json"),
+    );
     fs::write(&plugin, block("sh")).unwrap();
     fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
     fs::write(&description, block("json")).unwrap();
     assert!(block("sh").lines().count() <= 40);
     let begun = Instant::now();
-    let output = suite().arg("--describe").arg(&description).arg("--plugin").arg(&plugin).output().unwrap();
+    let output = suite()
+        .arg("--describe")
+        .arg(&description)
+        .arg("--plugin")
+        .arg(&plugin)
+        .output()
+        .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(text.contains("MUST 0, SHOULD 0"), "{text}");
-    assert!(begun.elapsed() < Duration::from_secs(300), "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < Duration::from_secs(300),
+        "{:?}",
+        begun.elapsed()
+    );
 }
 
 /// The step of action.yml, which must give action.sh what that reads.
 #[test]
 fn the_action_judges_a_plugin_and_leaves_reports() {
-    let Some(_) = plugins("the_action_judges") else { return };
+    let Some(_) = plugins("the_action_judges") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let (yaml, script) = (include_str!("../action.yml"), include_str!("../action.sh"));
     let inputs = yaml.split_once("runs:").unwrap().0;
-    let inputs = inputs.lines().filter_map(|line| line.strip_prefix("  ")?.strip_suffix(':'));
+    let inputs = inputs
+        .lines()
+        .filter_map(|line| line.strip_prefix("  ")?.strip_suffix(':'));
     for input in inputs.filter(|line| !line.starts_with(' ')) {
-        assert!(yaml.contains(&format!("inputs.{input} ")), "{input} is not used");
+        assert!(
+            yaml.contains(&format!("inputs.{input} ")),
+            "{input} is not used"
+        );
     }
-    let given = yaml.split_once("env:").unwrap().1.split_once("- if").unwrap().0;
-    let given: BTreeSet<_> =
-        given.lines().filter_map(|line| line.trim().split_once(": ")).map(|(name, _)| name).collect();
-    let usage = script.split_once("# usage: ").unwrap().1.split_once(" action.sh").unwrap().0;
+    let given = yaml
+        .split_once("env:")
+        .unwrap()
+        .1
+        .split_once("- if")
+        .unwrap()
+        .0;
+    let given: BTreeSet<_> = given
+        .lines()
+        .filter_map(|line| line.trim().split_once(": "))
+        .map(|(name, _)| name)
+        .collect();
+    let usage = script
+        .split_once("# usage: ")
+        .unwrap()
+        .1
+        .split_once(" action.sh")
+        .unwrap()
+        .0;
     let read: BTreeSet<_> = usage
         .split_whitespace()
         .filter_map(|word| word.trim_start_matches('[').split_once('='))
@@ -1132,11 +1832,14 @@ fn the_action_judges_a_plugin_and_leaves_reports() {
     let plugin = directory.path().join("alone");
     fs::write(&plugin, format!("{HEAD}{}", files(""))).unwrap();
     fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
-    let description = json!({"kind": "ipam", "conf": {"ipam": {"type": "x"}}, "variants": {"two": {}}});
+    let description =
+        json!({"kind": "ipam", "conf": {"ipam": {"type": "x"}}, "variants": {"two": {}}});
     fs::write(directory.path().join("alone.json"), description.to_string()).unwrap();
     let act = |baseline: &str, reports: &str| {
         let mut action = Command::new("bash");
-        action.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("action.sh")).current_dir(&directory);
+        action
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("action.sh"))
+            .current_dir(&directory);
         action.envs([
             ("CNI_CONFORMANCE", env!("CARGO_BIN_EXE_cni-conformance")),
             ("DESCRIPTIONS", "alone.json"),
@@ -1148,7 +1851,10 @@ fn the_action_judges_a_plugin_and_leaves_reports() {
             ("LEVEL", ""),
             ("BASELINE", baseline),
         ]);
-        action.envs([("REPORTS", reports), ("GITHUB_STEP_SUMMARY", "summary.md")]).output().unwrap()
+        action
+            .envs([("REPORTS", reports), ("GITHUB_STEP_SUMMARY", "summary.md")])
+            .output()
+            .unwrap()
     };
     let output = act("", "reports");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -1160,30 +1866,53 @@ fn the_action_judges_a_plugin_and_leaves_reports() {
     assert!(read("reports/junit.xml").contains("<failure "));
     assert!(read("reports/x_two.html").contains("<h2 id=\"x/two\">"));
     assert_eq!(read("summary.md"), read("reports/scores.md"));
-    assert!(directory.path().join("reports/replay/x.version_lists_versions.sh").is_file());
+    assert!(
+        directory
+            .path()
+            .join("reports/replay/x.version_lists_versions.sh")
+            .is_file()
+    );
     assert_eq!(act("reports/report.json", "again").status.code(), Some(0));
 }
 
 /// What a description hides, and what it does not know yet.
 #[test]
 fn a_description_that_hides_or_is_out_of_date_is_told() {
-    let Some(_) = plugins("a_description_that_hides") else { return };
+    let Some(_) = plugins("a_description_that_hides") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let good = "take\nis ADD && echo '{\"cniVersion\":\"1.1.0\"}'\nexit 0";
     for (more, told) in [
         (json!({"stays": ["*"]}), Some("hides what nobody has named")),
-        (json!({"stays": ["/run/*"]}), Some("hides what nobody has named")),
-        (json!({"known": {"add_succeeds": "an issue"}}), Some("add_succeeds does not fail any more")),
+        (
+            json!({"stays": ["/run/*"]}),
+            Some("hides what nobody has named"),
+        ),
+        (
+            json!({"known": {"add_succeeds": "an issue"}}),
+            Some("add_succeeds does not fail any more"),
+        ),
         (json!({"stays": ["/run/x/*"]}), None),
     ] {
         let mut description = json!({"kind": "main", "conf": {"type": "x"}});
-        description.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        description
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
         for strict in [false, true] {
-            let arguments =
-                [&["--only", "add_succeeds"][..], if strict { &["--strict"] } else { &[] }].concat();
+            let arguments = [
+                &["--only", "add_succeeds"][..],
+                if strict { &["--strict"] } else { &[] },
+            ]
+            .concat();
             let output = judged_alone(directory.path(), &description, good, &arguments);
             let text = String::from_utf8_lossy(&output.stderr);
-            assert_eq!(output.status.code(), Some(i32::from(strict && told.is_some())), "{text}");
+            assert_eq!(
+                output.status.code(),
+                Some(i32::from(strict && told.is_some())),
+                "{text}"
+            );
             assert!(told.is_none_or(|told| text.contains(told)), "{text}");
         }
     }
@@ -1192,7 +1921,9 @@ fn a_description_that_hides_or_is_out_of_date_is_told() {
 /// A meta plugin that has another one make the interface.
 #[test]
 fn a_plugin_that_delegates_without_ipam_is_asked_whether_it_calls_the_other() {
-    let Some(_) = plugins("a_plugin_that_delegates") else { return };
+    let Some(_) = plugins("a_plugin_that_delegates") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let script = r#"
         is VERSION && { take; echo '{"cniVersion":"1.1.0","supportedVersions":["1.0.0","1.1.0"]}'; ok; }
@@ -1219,9 +1950,11 @@ fn a_plugin_that_delegates_without_ipam_is_asked_whether_it_calls_the_other() {
         println!("{calls} {check}: {outcome} {seen}");
         outcome
     };
-    for (verb, check) in
-        [("GC", "gc_calls_the_ipam"), ("DEL", "del_calls_the_ipam"), ("STATUS", "status_calls_the_ipam")]
-    {
+    for (verb, check) in [
+        ("GC", "gc_calls_the_ipam"),
+        ("DEL", "del_calls_the_ipam"),
+        ("STATUS", "status_calls_the_ipam"),
+    ] {
         assert_eq!(outcome(verb, check), "fail");
         assert_eq!(outcome("NOTHING", check), "pass");
     }
@@ -1235,13 +1968,21 @@ fn a_plugin_that_delegates_without_ipam_is_asked_whether_it_calls_the_other() {
 /// A script is written for each failure, and what failed in an earlier run does not count.
 #[test]
 fn what_failed_before_does_not_count_and_is_told() {
-    let Some(_) = plugins("what_failed_before") else { return };
+    let Some(_) = plugins("what_failed_before") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let description = json!({"kind": "main", "conf": {"type": "x"}});
     let good = "take\nis ADD && echo '{\"cniVersion\":\"1.1.0\"}'\nexit 0";
     let scripts = directory.path().join("scripts");
-    let replay =
-        ["--replay", scripts.to_str().unwrap(), "--only", "version_lists_versions", "--format", "json"];
+    let replay = [
+        "--replay",
+        scripts.to_str().unwrap(),
+        "--only",
+        "version_lists_versions",
+        "--format",
+        "json",
+    ];
     let output = judged_alone(directory.path(), &description, good, &replay);
     assert_eq!(output.status.code(), Some(1));
     assert!(scripts.join("x.version_lists_versions.sh").is_file());
@@ -1252,17 +1993,45 @@ fn what_failed_before_does_not_count_and_is_told() {
         ("version_lists_versions", 0, ""),
         ("version_", 0, ""),
         ("add_succeeds", 0, "gone: version_lists_versions: not asked"),
-        ("interface_is_made", 0, "new check, which fails: SHOULD interface_is_made"),
+        (
+            "interface_is_made",
+            0,
+            "new check, which fails: SHOULD interface_is_made",
+        ),
     ] {
-        let output = judged_alone(directory.path(), &description, good, &[&base[..], &[check]].concat());
+        let output = judged_alone(
+            directory.path(),
+            &description,
+            good,
+            &[&base[..], &[check]].concat(),
+        );
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{text}");
         assert!(text.contains(told), "{text}");
     }
-    let level = ["--level", "should", "--only", "interface_is_made", "--baseline", old.to_str().unwrap()];
-    assert_eq!(judged_alone(directory.path(), &description, good, &level).status.code(), Some(1));
+    let level = [
+        "--level",
+        "should",
+        "--only",
+        "interface_is_made",
+        "--baseline",
+        old.to_str().unwrap(),
+    ];
     assert_eq!(
-        judged_alone(directory.path(), &description, good, &["--baseline", "/nonexistent"]).status.code(),
+        judged_alone(directory.path(), &description, good, &level)
+            .status
+            .code(),
+        Some(1)
+    );
+    assert_eq!(
+        judged_alone(
+            directory.path(),
+            &description,
+            good,
+            &["--baseline", "/nonexistent"]
+        )
+        .status
+        .code(),
         Some(2)
     );
 }
@@ -1270,14 +2039,23 @@ fn what_failed_before_does_not_count_and_is_told() {
 /// A variant is judged as a plugin of its own name, everywhere.
 #[test]
 fn every_check_is_asked_of_each_variant_and_findings_name_it() {
-    let Some(_) = plugins("every_check_is_asked_of_each_variant") else { return };
+    let Some(_) = plugins("every_check_is_asked_of_each_variant") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let description = json!({"kind": "ipam", "conf": {"ipam": {"type": "x"}},
         "variants": {"deaf": {"conf": {"wrong": "DEL"}}, "loud": {"conf": {"wrong": "echo"}}}});
     let script = files("").replace("is DEL &&", "is DEL && has '\"DEL\"' && bad 11; is DEL &&");
     let script = script.replace("ok", "is DEL && has '\"echo\"' && echo loud; ok");
     let run = |format: &str, more: &[&str]| {
-        let only = ["--only", "del_after_add", "--only", "success_is_silent", "--level", "quality"];
+        let only = [
+            "--only",
+            "del_after_add",
+            "--only",
+            "success_is_silent",
+            "--level",
+            "quality",
+        ];
         let arguments = [&["--format", format][..], &only, more].concat();
         judged_alone(directory.path(), &description, &script, &arguments)
     };
@@ -1292,22 +2070,38 @@ fn every_check_is_asked_of_each_variant_and_findings_name_it() {
         .map(|plugin| {
             let checks = plugin["checks"].as_array().unwrap();
             assert_eq!(checks.len(), 2);
-            let failed = checks.iter().filter(|one| one["outcome"] == "fail").map(|one| one["name"].clone());
+            let failed = checks
+                .iter()
+                .filter(|one| one["outcome"] == "fail")
+                .map(|one| one["name"].clone());
             json!([plugin["plugin"], failed.collect::<Vec<_>>()])
         })
         .collect();
-    let expected = json!([["x", []], ["x/deaf", ["del_after_add"]], ["x/loud", ["success_is_silent"]]]);
+    let expected = json!([
+        ["x", []],
+        ["x/deaf", ["del_after_add"]],
+        ["x/loud", ["success_is_silent"]]
+    ]);
     assert_eq!(json!(failed), expected);
     // A script has what is other in its variant.
-    for (script, status) in [("x_deaf.del_after_add.sh", 1), ("x_loud.success_is_silent.sh", 1)] {
-        let ended = Command::new("bash").arg(scripts.join(script)).output().unwrap();
+    for (script, status) in [
+        ("x_deaf.del_after_add.sh", 1),
+        ("x_loud.success_is_silent.sh", 1),
+    ] {
+        let ended = Command::new("bash")
+            .arg(scripts.join(script))
+            .output()
+            .unwrap();
         assert_eq!(ended.status.code(), Some(status), "{ended:?}");
     }
     for (format, text) in [
         ("table", "x/deaf, by 1.1.0: failures: "),
         ("scores", "| x/deaf | 1.1.0 | - | 1 |"),
         ("tap", "not ok 4 - x/deaf SHOULD del_after_add"),
-        ("junit", "<testsuite name=\"x/deaf\" tests=\"2\" failures=\"1\""),
+        (
+            "junit",
+            "<testsuite name=\"x/deaf\" tests=\"2\" failures=\"1\"",
+        ),
         ("sarif", "\"check\": \"x/deaf/del_after_add\""),
         ("html", "<h2 id=\"x/deaf\">"),
     ] {
@@ -1323,36 +2117,60 @@ fn every_check_is_asked_of_each_variant_and_findings_name_it() {
     let output = run("json", &["--baseline", file.to_str().unwrap()]);
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.contains("x/loud: ") && told.contains("success_is_silent"), "{told}");
+    assert!(
+        told.contains("x/loud: ") && told.contains("success_is_silent"),
+        "{told}"
+    );
     assert!(!told.contains("x/deaf"), "{told}");
 }
 
 /// One address suffices for no two attachments: that is no fault of the plugin.
 #[test]
 fn a_plugin_whose_pool_has_one_address_fails_nothing() {
-    let Some(plugins) = plugins("a_plugin_whose_pool") else { return };
+    let Some(plugins) = plugins("a_plugin_whose_pool") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     for name in ["right", "right-ipam"] {
-        let mut description: Value = serde_json::from_slice(&fs::read(described(name)).unwrap()).unwrap();
+        let mut description: Value =
+            serde_json::from_slice(&fs::read(described(name)).unwrap()).unwrap();
         description["conf"]["ipam"]["subnet"] = json!("10.9.0.0/31");
         description["conf"]["ipam"]["gateway"] = json!("10.9.0.0");
         let file = directory.path().join(name);
         fs::write(&file, description.to_string()).unwrap();
         let mut command = suite();
         command
-            .args(["--format", "json", "--profile", "spec,runtimes,extra", "--sample", "2", "--describe"])
+            .args([
+                "--format",
+                "json",
+                "--profile",
+                "spec,runtimes,extra",
+                "--sample",
+                "2",
+                "--describe",
+            ])
             .arg(file);
         let output = command.arg("--path").arg(&plugins).output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{output:?}");
         let told = String::from_utf8_lossy(&output.stderr);
-        let line =
-            format!("{name}: checks that need more attachments than 1 at once are left out: its ADD fails");
+        let line = format!(
+            "{name}: checks that need more attachments than 1 at once are left out: its ADD fails"
+        );
         assert!(told.contains(&line), "{told}");
-        for (check, (_, outcome, seen)) in cni_conformance::checks::all().iter().zip(outcomes(&output)) {
+        for (check, (_, outcome, seen)) in
+            cni_conformance::checks::all().iter().zip(outcomes(&output))
+        {
             assert_ne!(outcome, "fail", "{}: {seen}", check.name);
-            let reason =
-                format!("it needs {} attachments at once, and there could be 1: ", check.attachments);
-            assert_eq!(seen.starts_with(&reason), check.attachments > 1, "{}: {seen}", check.name);
+            let reason = format!(
+                "it needs {} attachments at once, and there could be 1: ",
+                check.attachments
+            );
+            assert_eq!(
+                seen.starts_with(&reason),
+                check.attachments > 1,
+                "{}: {seen}",
+                check.name
+            );
         }
     }
 }
@@ -1383,7 +2201,9 @@ fn pool(count: usize, loses: bool) -> String {
 /// It serves no version but 1.0.0, which is that of its first ADDs, too.
 #[test]
 fn a_check_is_asked_where_there_can_be_all_of_its_attachments() {
-    let Some(_) = plugins("a_check_is_asked_where") else { return };
+    let Some(_) = plugins("a_check_is_asked_where") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let description = json!({"kind": "ipam", "conf": {"ipam": {"type": "x"}}});
     let found = |checks: &[&str], script: &str| {
@@ -1393,18 +2213,24 @@ fn a_check_is_asked_where_there_can_be_all_of_its_attachments() {
         let is_told = String::from_utf8_lossy(&output.stderr).contains("more attachments than");
         (outcomes(&output), is_told)
     };
-    let (one, three, eight) =
-        ("add_after_del_is_as_the_first", "del_keeps_other_attachments", "addresses_are_had_by_one");
+    let (one, three, eight) = (
+        "add_after_del_is_as_the_first",
+        "del_keeps_other_attachments",
+        "addresses_are_had_by_one",
+    );
     for count in [1, 2, 3, 7, 8] {
         let (found, is_told) = found(&[one, three, eight], &pool(count, false));
         assert_eq!(found.len(), 3);
         for (name, outcome, seen) in found {
-            let needed = [(one, 1), (three, 3), (eight, 8)].into_iter().find(|(check, _)| *check == name);
+            let needed = [(one, 1), (three, 3), (eight, 8)]
+                .into_iter()
+                .find(|(check, _)| *check == name);
             let needed = needed.unwrap().1;
             let expected = if needed <= count { "pass" } else { "left-out" };
             assert_eq!(outcome, expected, "{count} addresses: {name}: {seen}");
-            let reason =
-                format!("it needs {needed} attachments at once, and there could be {count}: its ADD fails");
+            let reason = format!(
+                "it needs {needed} attachments at once, and there could be {count}: its ADD fails"
+            );
             assert_eq!(seen.starts_with(&reason), needed > count, "{seen}");
         }
         assert_eq!(is_told, count < 8, "{count} addresses");
@@ -1416,7 +2242,8 @@ fn a_check_is_asked_where_there_can_be_all_of_its_attachments() {
         let (found, is_told) = found(&[eight], &pool(3, false).replace("bad 11", other));
         assert!(found[0].1 == "left-out" && !is_told, "{found:?}");
     }
-    // What is lost from one life to the next makes no pool small, and is no fault of calls at the same time.
+    // What is lost from one life to the next makes no pool small, and is no fault of calls at the
+    // same time.
     for (count, check, expected) in [
         (1, one, "fail"),
         (1, "life_leaves_nothing", "left-out"),
@@ -1435,29 +2262,52 @@ fn a_check_is_asked_where_there_can_be_all_of_its_attachments() {
 /// Also where the third ADD fails because of it.
 #[test]
 fn a_second_interface_that_is_refused_leaves_its_check_out() {
-    let Some(plugins) = plugins("a_second_interface") else { return };
+    let Some(plugins) = plugins("a_second_interface") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let script = "is ADD && { [ $CNI_IFNAME = net2 ] && touch /run/second; [ -e /run/second ] && bad 11; }";
+    let script =
+        "is ADD && { [ $CNI_IFNAME = net2 ] && touch /run/second; [ -e /run/second ] && bad 11; }";
     let check = "del_keeps_other_attachments";
     let found = verdict(directory.path(), &plugins, "right", check, "second", script);
     assert_eq!(found["outcome"], "left-out", "{found}");
-    assert!(found["seen"].as_str().unwrap().contains("second interface"), "{found}");
+    assert!(
+        found["seen"].as_str().unwrap().contains("second interface"),
+        "{found}"
+    );
 }
 
 #[test]
 fn a_killed_call_is_read_and_has_a_limit() {
-    let Some(plugins) = plugins("a_killed_call") else { return };
+    let Some(plugins) = plugins("a_killed_call") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let arguments = ["--only", "killed_add_is_put_right", "--sample", "2", "--limit", "5"];
+    let arguments = [
+        "--only",
+        "killed_add_is_put_right",
+        "--sample",
+        "2",
+        "--limit",
+        "5",
+    ];
     let found = |file: &str, script: &str| {
-        let output = judged(directory.path(), &plugins, "right-ipam", file, script, &arguments);
+        let output = judged(
+            directory.path(),
+            &plugins,
+            "right-ipam",
+            file,
+            script,
+            &arguments,
+        );
         let (_, outcome, seen) = outcomes(&output).remove(0);
         (outcome, seen)
     };
     let loud = found("loud", "is ADD && head -c 300000 /dev/zero >&2");
     assert_eq!(loud, ("pass".to_owned(), String::new()));
     // More than a pipe has room for, while it waits to be traced.
-    let large = json!({"kind": "ipam", "conf": {"pad": "x".repeat(100_000), "ipam": {"type": "x"}}});
+    let large =
+        json!({"kind": "ipam", "conf": {"pad": "x".repeat(100_000), "ipam": {"type": "x"}}});
     let of_large = [&["--format", "json"][..], &arguments].concat();
     let output = judged_alone(directory.path(), &large, &files(""), &of_large);
     assert_eq!(checks(&output)[0]["outcome"], "pass", "{output:?}");
@@ -1478,37 +2328,60 @@ fn files(more: &str) -> String {
     )
 }
 
-/// They become children of the suite's first thread, which takes note of the orphans that have ended.
+/// They become children of the suite's first thread, which takes note of the orphans that have
+/// ended.
 #[test]
 fn orphans_of_a_killed_call_are_followed_to_their_end() {
-    let Some(_) = plugins("orphans_of_a_killed_call") else { return };
+    let Some(_) = plugins("orphans_of_a_killed_call") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let description = json!({"kind": "ipam", "conf": {"ipam": {"type": "x"}}});
     // Each of their calls is a stop that another could take.
     let orphan = "(for n in $(seq 400); do [ -e /run/$n ]; done) &";
-    let script =
-        files(&format!("{}for n in 1 2 3 4 5 6 7 8; do : </dev/null; done; wait;", orphan.repeat(4)));
-    let arguments = ["--format", "json", "--only", "killed_add_is_put_right", "--limit", "30"];
+    let script = files(&format!(
+        "{}for n in 1 2 3 4 5 6 7 8; do : </dev/null; done; wait;",
+        orphan.repeat(4)
+    ));
+    let arguments = [
+        "--format",
+        "json",
+        "--only",
+        "killed_add_is_put_right",
+        "--limit",
+        "30",
+    ];
     let begun = Instant::now();
     let output = judged_alone(directory.path(), &description, &script, &arguments);
     assert_eq!(checks(&output)[0]["outcome"], "pass", "{output:?}");
     // An orphan that waits for its tracer is ended at the limit.
-    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        begun.elapsed()
+    );
 }
 
 #[test]
 fn a_call_that_does_not_end_is_told_with_what_it_waits_for() {
-    let Some(_) = plugins("a_call_that_does_not_end") else { return };
+    let Some(_) = plugins("a_call_that_does_not_end") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let description = json!({"kind": "ipam", "conf": {"ipam": {"type": "x"}}});
-    let lock =
-        "exec 8>/run/lock; flock 8; setsid sleep 60 </dev/null >/dev/null 2>&1 & flock 9 9>/run/lock & wait";
+    let lock = "exec 8>/run/lock; flock 8; setsid sleep 60 </dev/null >/dev/null 2>&1 & flock 9 9>/run/lock & wait";
     let script = files(lock);
     let arguments = ["--format", "json", "--only", "add_succeeds", "--limit", "2"];
     let output = judged_alone(directory.path(), &description, &script, &arguments);
     let (_, _, seen) = outcomes(&output).remove(0);
-    assert!(seen.contains("alone ") && seen.contains("; flock "), "{seen}");
-    assert!(seen.contains("/run/lock") && seen.contains("sleep"), "{seen}");
+    assert!(
+        seen.contains("alone ") && seen.contains("; flock "),
+        "{seen}"
+    );
+    assert!(
+        seen.contains("/run/lock") && seen.contains("sleep"),
+        "{seen}"
+    );
 }
 
 /// Runs the suite on a plugin of its own, a script that has [`HEAD`], with this description.
@@ -1518,12 +2391,21 @@ fn judged_alone(directory: &Path, description: &Value, script: &str, arguments: 
     fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
     let file = directory.join("alone.json");
     fs::write(&file, description.to_string()).unwrap();
-    suite().args(arguments).arg("--describe").arg(file).arg("--plugin").arg(plugin).output().unwrap()
+    suite()
+        .args(arguments)
+        .arg("--describe")
+        .arg(file)
+        .arg("--plugin")
+        .arg(plugin)
+        .output()
+        .unwrap()
 }
 
 #[test]
 fn a_del_of_another_container_has_no_result_of_the_first() {
-    let Some(_) = plugins("a_del_of_another_container") else { return };
+    let Some(_) = plugins("a_del_of_another_container") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let description = json!({"kind": "meta", "conf": {"type": "x"}, "cniVersions": ["1.0.0"],
         "pod": ["link add {IFNAME} type veth peer name p-{IFNAME}"]});
@@ -1533,14 +2415,21 @@ fn a_del_of_another_container_has_no_result_of_the_first() {
         is ADD && in_pod addr add 10.1.1.1/24 dev net1 && printf %s "$input" | jq -c '.prevResult + {cniVersion}'
         is DEL && has prevResult && ip -n c0 link set net1 mtu 1300
         exit 0"#;
-    let arguments = ["--format", "json", "--only", "del_of_another_container_takes_nothing"];
+    let arguments = [
+        "--format",
+        "json",
+        "--only",
+        "del_of_another_container_takes_nothing",
+    ];
     let output = judged_alone(directory.path(), &description, script, &arguments);
     assert_eq!(checks(&output)[0]["outcome"], "pass", "{output:?}");
 }
 
 #[test]
 fn an_address_is_sought_on_the_interface_that_the_result_says() {
-    let Some(plugins) = plugins("an_address_is_sought") else { return };
+    let Some(plugins) = plugins("an_address_is_sought") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     for (interface, outcome) in [(1, "pass"), (0, "fail"), (2, "pass")] {
         let more = format!(
@@ -1557,7 +2446,9 @@ fn an_address_is_sought_on_the_interface_that_the_result_says() {
 /// Without `cniVersions`, a plugin is asked for what its VERSION tells.
 #[test]
 fn versions_that_a_plugin_does_not_tell_are_not_asked() {
-    let Some(_) = plugins("versions_that_a_plugin") else { return };
+    let Some(_) = plugins("versions_that_a_plugin") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let script = r#"
         is VERSION && echo '{"cniVersion":"1.0.0","supportedVersions":["0.4.0","1.0.0"]}' && ok
@@ -1577,13 +2468,18 @@ fn versions_that_a_plugin_does_not_tell_are_not_asked() {
 
 #[test]
 fn the_exit_status_says_whose_fault_it_is() {
-    let Some(_) = plugins("the_exit_status") else { return };
+    let Some(_) = plugins("the_exit_status") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let good = "take\nis ADD && echo '{\"cniVersion\":\"1.1.0\"}'\nexit 0";
     let conf = json!({"type": "x"});
     let status = |more: Value, script: &str, arguments: &[&str]| {
         let mut description = json!({"kind": "main", "conf": conf});
-        description.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        description
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
         let output = judged_alone(directory.path(), &description, script, arguments);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         println!("{:?} {text}", output.status.code());
@@ -1597,23 +2493,42 @@ fn the_exit_status_says_whose_fault_it_is() {
     assert!(code == 1 && text.contains("its ADD fails"), "{code} {text}");
     let (code, text) = status(json!({"host": ["link add dev{N} type vteh"]}), good, &plain);
     assert!(code == 2 && text.contains("vteh"), "{code} {text}");
-    let lacks = json!({"needs": ["link add x type nonsense"], "host": ["link add dev{N} type nonsense"]});
+    let lacks =
+        json!({"needs": ["link add x type nonsense"], "host": ["link add dev{N} type nonsense"]});
     assert_eq!(status(lacks.clone(), good, &plain).0, 3);
     // What is below the level does not count.
     let loud = "take\nis ADD && echo '{\"cniVersion\":\"1.1.0\"}'\nis DEL && echo x\nexit 0";
     for (level, code) in [("must", 0), ("should", 0), ("quality", 1)] {
-        assert_eq!(status(json!({}), loud, &["--only", "success_is_silent", "--level", level]).0, code);
+        assert_eq!(
+            status(
+                json!({}),
+                loud,
+                &["--only", "success_is_silent", "--level", level]
+            )
+            .0,
+            code
+        );
     }
     // One of two was asked nothing.
     let files = [lacks, json!({})].map(|more| {
         let mut description =
             json!({"kind": "main", "conf": conf, "program": directory.path().join("alone")});
-        description.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let file = directory.path().join(format!("two-{}.json", more.to_string().len()));
+        description
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        let file = directory
+            .path()
+            .join(format!("two-{}.json", more.to_string().len()));
         fs::write(&file, description.to_string()).unwrap();
         file
     });
-    let output = suite().args(plain).arg("--describe").args(files).output().unwrap();
+    let output = suite()
+        .args(plain)
+        .arg("--describe")
+        .args(files)
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     // What cannot be executed.
     let other = directory.path().join("other");
@@ -1622,16 +2537,29 @@ fn the_exit_status_says_whose_fault_it_is() {
     for (text, mode) in [("exit 0", 0o755), ("#!/bin/sh\nexit 0", 0o644)] {
         fs::write(&other, text).unwrap();
         fs::set_permissions(&other, fs::Permissions::from_mode(mode)).unwrap();
-        let output = suite().arg("--describe").arg(&file).arg("--plugin").arg(&other).output().unwrap();
+        let output = suite()
+            .arg("--describe")
+            .arg(&file)
+            .arg("--plugin")
+            .arg(&other)
+            .output()
+            .unwrap();
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.code() == Some(2) && told.contains("execute"), "{output:?}");
+        assert!(
+            output.status.code() == Some(2) && told.contains("execute"),
+            "{output:?}"
+        );
     }
 }
 
 /// A plugin whose description has this beside it: the exit status, and what is on stderr.
-fn with_beside(directory: &Path, beside: Value, script: &str, arguments: &[&str]) -> (Output, String) {
-    let description =
-        json!({"kind": "ipam", "conf": {"ipam": {"type": "x"}}, "stays": ["ready", "pid"], "beside": beside});
+fn with_beside(
+    directory: &Path,
+    beside: Value,
+    script: &str,
+    arguments: &[&str],
+) -> (Output, String) {
+    let description = json!({"kind": "ipam", "conf": {"ipam": {"type": "x"}}, "stays": ["ready", "pid"], "beside": beside});
     let good = "is DEL && rm -f /run/$CNI_CONTAINERID\nis ADD && >/run/$CNI_CONTAINERID && echo '{\"cniVersion\":\"1.1.0\",\"ips\":[]}'\nexit 0";
     let script = format!("take\n{script}\n{good}");
     let arguments = [&["--format", "json"], arguments].concat();
@@ -1643,30 +2571,48 @@ fn with_beside(directory: &Path, beside: Value, script: &str, arguments: &[&str]
 
 #[test]
 fn what_runs_beside_a_plugin_is_there_and_ends_with_the_check() {
-    let Some(_) = plugins("what_runs_beside") else { return };
+    let Some(_) = plugins("what_runs_beside") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     // Nobody else sleeps as long.
     let time = format!("81{}", std::process::id());
     let sleeps = format!("sleep 0.2; touch {{DIR}}/ready; exec sleep {time}");
     let sleeps = json!({"command": ["sh", "-c", sleeps], "ready": "{DIR}/ready"});
     let is_ready = "is VERSION || [ -e /dev/shm/conformance/ready ] || bad 11";
-    for only in [&["--only", "add_succeeds"][..], &["--only", "killed_add_is_added_again", "--sample", "2"]] {
+    for only in [
+        &["--only", "add_succeeds"][..],
+        &["--only", "killed_add_is_added_again", "--sample", "2"],
+    ] {
         // The tracer waits for all that the plugin started, and not for this.
         let (output, _) = with_beside(directory.path(), sleeps.clone(), is_ready, only);
         assert_eq!(checks(&output)[0]["outcome"], "pass", "{output:?}");
         assert_eq!(running(&time), Vec::<String>::new());
     }
     // What a traced plugin leaves running is ended without it.
-    let leaves = format!("{is_ready}\nis ADD && {{ setsid sleep {time}0 </dev/null >/dev/null 2>&1 & }}");
-    let only = ["--only", "killed_add_is_added_again", "--sample", "2", "--limit", "3"];
+    let leaves =
+        format!("{is_ready}\nis ADD && {{ setsid sleep {time}0 </dev/null >/dev/null 2>&1 & }}");
+    let only = [
+        "--only",
+        "killed_add_is_added_again",
+        "--sample",
+        "2",
+        "--limit",
+        "3",
+    ];
     let (output, _) = with_beside(directory.path(), sleeps, &leaves, &only);
     assert_eq!(checks(&output)[0]["outcome"], "pass", "{output:?}");
-    assert_eq!((running(&time), running(&format!("{time}0"))), (Vec::new(), Vec::new()));
+    assert_eq!(
+        (running(&time), running(&format!("{time}0"))),
+        (Vec::new(), Vec::new())
+    );
 }
 
 #[test]
 fn what_does_not_run_beside_a_plugin_is_told() {
-    let Some(_) = plugins("what_does_not_run_beside") else { return };
+    let Some(_) = plugins("what_does_not_run_beside") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let time = format!("82{}", std::process::id());
     let runs = |script: &str| json!({"command": ["sh", "-c", script], "ready": "{DIR}/ready"});
@@ -1691,13 +2637,21 @@ fn what_does_not_run_beside_a_plugin_is_told() {
         "beside: cannot execute ./absent",
     );
     // Once the checks are under way.
-    let runs = runs(&format!("echo $$ >{{DIR}}/pid; touch {{DIR}}/ready; exec sleep {time}"));
+    let runs = runs(&format!(
+        "echo $$ >{{DIR}}/pid; touch {{DIR}}/ready; exec sleep {time}"
+    ));
     let kills = "is CHECK && { p=$(cat /dev/shm/conformance/pid); kill -KILL $p; while kill -0 $p; do sleep 0.1; done; }";
     let text = "check_after_add: beside: sh was ended by signal 9, during a check";
     wrong(runs, kills, "check_after_add", text);
     for (beside, text) in [
-        (json!({"command": [], "ready": "/x"}), "beside.command: expected a program"),
-        (json!({"command": ["x"], "ready": "6443"}), "beside.ready: \"6443\": expected an address"),
+        (
+            json!({"command": [], "ready": "/x"}),
+            "beside.command: expected a program",
+        ),
+        (
+            json!({"command": ["x"], "ready": "6443"}),
+            "beside.ready: \"6443\": expected an address",
+        ),
         (json!({"command": ["x"]}), "missing field `ready`"),
     ] {
         wrong(beside, "", "add_succeeds", text);
@@ -1707,9 +2661,17 @@ fn what_does_not_run_beside_a_plugin_is_told() {
 /// A plugin that keeps its state in an API server.
 #[test]
 fn what_stays_in_the_api_double_is_seen() {
-    let Some(_) = plugins("what_stays_in_the_api_double") else { return };
+    let Some(_) = plugins("what_stays_in_the_api_double") else {
+        return;
+    };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let command = ["cni-conformance", "--api-double", "127.0.0.1:6443", "--mirror", "{DIR}/api"];
+    let command = [
+        "cni-conformance",
+        "--api-double",
+        "127.0.0.1:6443",
+        "--mirror",
+        "{DIR}/api",
+    ];
     let beside = json!({"command": command, "ready": "127.0.0.1:6443"});
     let asks = r#"ask() { printf '%s %s HTTP/1.1\r\nContent-Length: %d\r\n\r\n%s' "$1" "$2" ${#3} "$3" >/run/request
         bash -c 'exec 3<>/dev/tcp/127.0.0.1/6443; cat /run/request >&3; read -r line <&3; case $line in *" 20"*) ;; *) exit 1 ;; esac'
@@ -1721,14 +2683,23 @@ fn what_stays_in_the_api_double_is_seen() {
         let script = asks.replace("LEFT", left);
         let (output, _) = with_beside(directory.path(), beside.clone(), &script, &only);
         let (_, outcome, what) = outcomes(&output).remove(0);
-        assert_eq!(outcome, if left == "none" { "pass" } else { "fail" }, "{what}");
+        assert_eq!(
+            outcome,
+            if left == "none" { "pass" } else { "fail" },
+            "{what}"
+        );
         assert!(what.contains(seen), "{what}");
     }
     // No path is one of another place.
-    let script = asks.replace("LEFT", "c0").replace("/apis/x/things", "/../../../../run/things");
+    let script = asks
+        .replace("LEFT", "c0")
+        .replace("/apis/x/things", "/../../../../run/things");
     let (output, _) = with_beside(directory.path(), beside, &script, &only);
     let (_, _, what) = outcomes(&output).remove(0);
-    assert!(what.contains("/dev/shm/conformance/api/run/things/c0/metadata/name is new"), "{what}");
+    assert!(
+        what.contains("/dev/shm/conformance/api/run/things/c0/metadata/name is new"),
+        "{what}"
+    );
 }
 
 #[test]
@@ -1736,14 +2707,31 @@ fn files_are_those_of_the_check() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let outside = directory.path().join("host.conf");
     let up = format!("/run/..{}", outside.display());
-    for path in [outside.to_str().unwrap(), &up, "/run", "run/x", "{DIR}/../../etc/x"] {
+    for path in [
+        outside.to_str().unwrap(),
+        &up,
+        "/run",
+        "run/x",
+        "{DIR}/../../etc/x",
+    ] {
         let file = directory.path().join("described.json");
-        fs::write(&file, json!({"kind": "main", "conf": {"type": "x"}, "files": {path: "x"}}).to_string())
+        fs::write(
+            &file,
+            json!({"kind": "main", "conf": {"type": "x"}, "files": {path: "x"}}).to_string(),
+        )
+        .unwrap();
+        let output = suite()
+            .arg("--describe")
+            .arg(file)
+            .args(["--plugin", "/bin/true"])
+            .output()
             .unwrap();
-        let output = suite().arg("--describe").arg(file).args(["--plugin", "/bin/true"]).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{path}: {text}");
-        assert!(text.contains(&format!("files: {path}: expected a path")), "{path}: {text}");
+        assert!(
+            text.contains(&format!("files: {path}: expected a path")),
+            "{path}: {text}"
+        );
     }
     assert!(!outside.exists());
 }
@@ -1757,7 +2745,12 @@ fn wrong_usage_is_told() {
     for arguments in [
         &["--only", "no such check"][..],
         &["--describe", "/nonexistent"],
-        &["--describe", misspelt.to_str().unwrap(), "--plugin", "/bin/true"],
+        &[
+            "--describe",
+            misspelt.to_str().unwrap(),
+            "--plugin",
+            "/bin/true",
+        ],
         &["--list", "--sample", "0"],
         &["--nonsense"],
         &[],

@@ -1,5 +1,5 @@
-//! railctl: all that a person types at a node's rails, and the planner of a fabric. What runs at the start of a pod is
-//! in the crate [`rail_cni`], and this crate stands on it.
+//! railctl: all that a person types at a node's rails, and the planner of a fabric. What runs at
+//! the start of a pod is in the crate [`rail_cni`], and this crate stands on it.
 //!
 //! | module | content |
 //! | --- | --- |

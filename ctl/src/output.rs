@@ -1,4 +1,5 @@
-//! The output of the commands: tables for people, JSON for programs, and an exit status for scripts.
+//! The output of the commands: tables for people, JSON for programs, and an exit status for
+//! scripts.
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -27,7 +28,11 @@ pub enum Output {
 pub fn parse<C: Parser>() -> Result<C, ExitCode> {
     C::try_parse().map_err(|error| {
         let _ = error.print();
-        if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS }
+        if error.use_stderr() {
+            ExitCode::from(2)
+        } else {
+            ExitCode::SUCCESS
+        }
     })
 }
 
@@ -37,7 +42,14 @@ pub struct Lines(pub Vec<String>);
 
 impl fmt::Display for Lines {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.iter().map(|line| printable(line)).collect::<Vec<_>>().join("\n"))
+        f.write_str(
+            &self
+                .0
+                .iter()
+                .map(|line| printable(line))
+                .collect::<Vec<_>>()
+                .join("\n"),
+        )
     }
 }
 
@@ -47,10 +59,14 @@ impl std::error::Error for Lines {}
 pub fn end(done: Result<ExitCode>) -> ExitCode {
     done.unwrap_or_else(|error| {
         let text = format!("{error:#}");
-        match text.split_once('\n').filter(|_| error.downcast_ref::<Lines>().is_some()) {
+        match text
+            .split_once('\n')
+            .filter(|_| error.downcast_ref::<Lines>().is_some())
+        {
             Some((first, more)) => {
                 say(first);
-                more.lines().for_each(|line| drop(writeln!(io::stderr().lock(), "{}", printable(line))));
+                more.lines()
+                    .for_each(|line| drop(writeln!(io::stderr().lock(), "{}", printable(line))));
             }
             None => say(&text),
         }
@@ -58,9 +74,16 @@ pub fn end(done: Result<ExitCode>) -> ExitCode {
     })
 }
 
-/// A table whose columns are as wide as their widest cell. An empty cell is a dash, so that scripts can count columns.
+/// A table whose columns are as wide as their widest cell. An empty cell is a dash, so that scripts
+/// can count columns.
 pub fn table(headers: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    let clean = |cell: String| if cell.is_empty() { "-".to_owned() } else { printable(&cell) };
+    let clean = |cell: String| {
+        if cell.is_empty() {
+            "-".to_owned()
+        } else {
+            printable(&cell)
+        }
+    };
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).set_header(headers);
     table.add_rows(rows.map(|row| row.into_iter().map(clean).collect::<Vec<_>>()));
@@ -84,13 +107,17 @@ pub fn pretty(json: &Value) -> String {
 pub fn print(text: &str) -> Result<()> {
     watchdog::end();
     let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+    match stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+    {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
     }
 }
 
-/// Ends a command that hangs and changes nothing: a monitor that runs it every minute must get an answer.
+/// Ends a command that hangs and changes nothing: a monitor that runs it every minute must get an
+/// answer.
 pub fn watch() {
     watchdog::start(move |why: String| say(&format!("this {why}")));
     watchdog::allow(watchdog::LIMIT);
@@ -107,20 +134,32 @@ mod tests {
 
     #[test]
     fn json_controls_no_terminal_and_says_the_same() {
-        let value =
-            serde_json::json!({"a\u{9b}b": ["\u{7f}\u{61c}\u{200f}\u{2028}\u{202e}\u{2069}\u{1b}\n é"]});
+        let value = serde_json::json!({"a\u{9b}b": ["\u{7f}\u{61c}\u{200f}\u{2028}\u{202e}\u{2069}\u{1b}\n é"]});
         let text = pretty(&value);
         assert_eq!(
-            text.matches(|letter| letter != '\n' && rail_cni::log::is_unprintable(letter)).count(),
+            text.matches(|letter| letter != '\n' && rail_cni::log::is_unprintable(letter))
+                .count(),
             0,
             "{text}"
         );
-        assert_eq!((serde_json::from_str::<Value>(&text).unwrap(), text.lines().count()), (value, 5));
+        assert_eq!(
+            (
+                serde_json::from_str::<Value>(&text).unwrap(),
+                text.lines().count()
+            ),
+            (value, 5)
+        );
     }
 
     #[test]
     fn a_table_is_aligned_has_no_holes_and_no_control_characters() {
-        let rows = [vec!["é".to_owned(), String::new()], vec!["long".to_owned(), "a\x1bb".to_owned()]];
-        assert_eq!(table(&["A", "B"], rows.into_iter()), "A     B\né     -\nlong  a?b\n");
+        let rows = [
+            vec!["é".to_owned(), String::new()],
+            vec!["long".to_owned(), "a\x1bb".to_owned()],
+        ];
+        assert_eq!(
+            table(&["A", "B"], rows.into_iter()),
+            "A     B\né     -\nlong  a?b\n"
+        );
     }
 }

@@ -22,9 +22,15 @@ pub struct Progress {
 impl Progress {
     /// A bar for `total` steps of `what`.
     pub fn new(what: &'static str, total: usize) -> Progress {
-        let is_seen =
-            io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
-        Progress { what, total, done: 0, next: is_seen.then(|| Instant::now() + PATIENCE), is_drawn: false }
+        let is_seen = io::stderr().is_terminal()
+            && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+        Progress {
+            what,
+            total,
+            done: 0,
+            next: is_seen.then(|| Instant::now() + PATIENCE),
+            is_drawn: false,
+        }
     }
 
     /// A bar for one step, which is drawn at once.
@@ -50,7 +56,11 @@ impl Progress {
 
     fn draw(&mut self) {
         self.is_drawn = true;
-        let _ = write!(io::stderr().lock(), "\r{}\x1b[K", line(self.what, self.done, self.total));
+        let _ = write!(
+            io::stderr().lock(),
+            "\r{}\x1b[K",
+            line(self.what, self.done, self.total)
+        );
     }
 }
 
@@ -77,9 +87,18 @@ mod tests {
 
     #[test]
     fn a_bar_fills_and_never_overflows() {
-        assert_eq!(line("writing", 0, 8192), "writing [--------------------]   0 % of 8192");
-        assert_eq!(line("writing", 4096, 8192), "writing [##########----------]  50 % of 8192");
-        assert_eq!(line("writing", 9000, 8192), "writing [####################] 100 % of 8192");
+        assert_eq!(
+            line("writing", 0, 8192),
+            "writing [--------------------]   0 % of 8192"
+        );
+        assert_eq!(
+            line("writing", 4096, 8192),
+            "writing [##########----------]  50 % of 8192"
+        );
+        assert_eq!(
+            line("writing", 9000, 8192),
+            "writing [####################] 100 % of 8192"
+        );
         assert_eq!(line("waiting", 0, 0), "waiting ...");
     }
 }

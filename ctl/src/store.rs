@@ -1,4 +1,5 @@
-//! The write side of the store: all changes of a plan, or none. What is read there is in [`rail_cni::pool::store`].
+//! The write side of the store: all changes of a plan, or none. What is read there is in
+//! [`rail_cni::pool::store`].
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -10,7 +11,9 @@ use rail_cni::error::{self, Code};
 use rail_cni::files::{self, Dir, Lock};
 use rail_cni::node::Node;
 use rail_cni::pool::Allocation;
-use rail_cni::pool::store::{LEAF_PORTS, OfPool, UNFINISHED, closed_name, file_name, read_leaf_ports};
+use rail_cni::pool::store::{
+    LEAF_PORTS, OfPool, UNFINISHED, closed_name, file_name, read_leaf_ports,
+};
 use serde::Serialize;
 
 use crate::progress::Progress;
@@ -31,11 +34,12 @@ pub struct Change<'a> {
     pub allocation: Option<&'a Allocation>,
 }
 
-/// The right to write the store. Its holder compares a plan with the store and writes the differences; no other program
-/// writes in between.
+/// The right to write the store. Its holder compares a plan with the store and writes the
+/// differences; no other program writes in between.
 #[derive(Debug)]
 pub struct Writer {
-    /// The directory, and its lock. It is no error that there is none as long as there is nothing to write.
+    /// The directory, and its lock. It is no error that there is none as long as there is nothing
+    /// to write.
     root: Result<(Dir, Lock)>,
     path: PathBuf,
 }
@@ -50,7 +54,10 @@ impl Writer {
         };
         match open() {
             Err(error) if error::code_of(&error) == Code::TryAgain as u32 => Err(error),
-            root => Ok(Writer { root, path: node.store_dir.clone() }),
+            root => Ok(Writer {
+                root,
+                path: node.store_dir.clone(),
+            }),
         }
     }
 }
@@ -59,16 +66,23 @@ impl Writer {
 fn open_again(root: &Dir, named: &[&str]) -> Result<()> {
     let is_closed = |name: &&&str| root.path().join(closed_name(name)).exists();
     let closed: Vec<_> = named.iter().filter(is_closed).collect();
-    closed.iter().try_for_each(|name| root.remove(&closed_name(name)))?;
-    if closed.is_empty() { Ok(()) } else { sync(root) }
+    closed
+        .iter()
+        .try_for_each(|name| root.remove(&closed_name(name)))?;
+    if closed.is_empty() {
+        Ok(())
+    } else {
+        sync(root)
+    }
 }
 
 /// Makes all changes durable, or none. The changes of one node are next to each other.
 ///
-/// The new directory of a node is complete before it replaces the old one in one step, so a reader has the old or the
-/// new one. All nodes share two waits for the disk: one for each file would take minutes for a large fabric.
-/// `agree` is asked right before the first of them is replaced, when nothing but the exchange is left to do. What it
-/// returns is kept until all are, and not while the disk is waited for. Then the nodes that the plan has `named` are open.
+/// The new directory of a node is complete before it replaces the old one in one step, so a reader
+/// has the old or the new one. All nodes share two waits for the disk: one for each file would take
+/// minutes for a large fabric. `agree` is asked right before the first of them is replaced, when
+/// nothing but the exchange is left to do. What it returns is kept until all are, and not while the
+/// disk is waited for. Then the nodes that the plan has `named` are open.
 pub fn apply<G>(
     writer: Writer,
     changes: &[Change<'_>],
@@ -79,15 +93,23 @@ pub fn apply<G>(
     if changes.is_empty() && !is_unfinished {
         agree()?;
         // Without a store that can be opened, no node was closed.
-        return writer.root.as_ref().map_or(Ok(()), |(root, _lock)| open_again(root, named));
+        return writer
+            .root
+            .as_ref()
+            .map_or(Ok(()), |(root, _lock)| open_again(root, named));
     }
     let (root, _lock) = writer.root?;
     if is_unfinished {
         let names = root.all_names()?;
-        let names: Vec<_> = names.iter().filter_map(|name| name.strip_prefix(NEW)).collect();
+        let names: Vec<_> = names
+            .iter()
+            .filter_map(|name| name.strip_prefix(NEW))
+            .collect();
         clear(&root, &names)?;
     }
-    let of_node: Vec<_> = changes.chunk_by(|one, other| one.node_name == other.node_name).collect();
+    let of_node: Vec<_> = changes
+        .chunk_by(|one, other| one.node_name == other.node_name)
+        .collect();
     let names: Vec<_> = of_node.iter().map(|changes| changes[0].node_name).collect();
     root.write_new(UNFINISHED, b"")?;
     let replaced = replace(&root, &of_node, agree);
@@ -98,7 +120,11 @@ pub fn apply<G>(
     replaced.and_then(|()| open_again(&root, named))
 }
 
-fn replace<G>(root: &Dir, of_node: &[&[Change<'_>]], agree: impl FnOnce() -> Result<G>) -> Result<()> {
+fn replace<G>(
+    root: &Dir,
+    of_node: &[&[Change<'_>]],
+    agree: impl FnOnce() -> Result<G>,
+) -> Result<()> {
     let mut steps = Vec::with_capacity(of_node.len());
     let mut progress = Progress::new("writing nodes", of_node.len());
     for changes in of_node {
@@ -110,21 +136,35 @@ fn replace<G>(root: &Dir, of_node: &[&[Change<'_>]], agree: impl FnOnce() -> Res
     progress = Progress::new("replacing nodes", steps.len());
     for (done, (name, step)) in steps.iter_mut().enumerate() {
         progress.step();
-        let Err(error) = step.take(root, name) else { continue };
+        let Err(error) = step.take(root, name) else {
+            continue;
+        };
         // A directory is unchanged, unless its files were replaced one by one.
-        let taken = if matches!(step, Step::FileByFile) { done + 1 } else { done };
-        let undone = steps[..taken].iter().rev().try_for_each(|(name, step)| step.undo(root, name));
+        let taken = if matches!(step, Step::FileByFile) {
+            done + 1
+        } else {
+            done
+        };
+        let undone = steps[..taken]
+            .iter()
+            .rev()
+            .try_for_each(|(name, step)| step.undo(root, name));
         return Err(match undone {
             Ok(()) => error,
             Err(why) => {
-                let mixed = "some nodes have the new plan and some the old one: write the plan again";
+                let mixed =
+                    "some nodes have the new plan and some the old one: write the plan again";
                 error.context(format!("{why:#}; {mixed}"))
             }
         });
     }
     drop(agreed);
     drop(progress);
-    match steps.iter().filter(|(_, step)| matches!(step, Step::FileByFile)).count() {
+    match steps
+        .iter()
+        .filter(|(_, step)| matches!(step, Step::FileByFile))
+        .count()
+    {
         0 => (),
         count => log::warn!(
             "{}: this file system cannot exchange directories: {count} nodes were written file by file, and an ADD \
@@ -147,8 +187,8 @@ enum Step {
     Make,
     /// The directories are exchanged.
     Exchange,
-    /// The directory has one file, and only this file is exchanged: a million nodes with one pool need no new
-    /// directories.
+    /// The directory has one file, and only this file is exchanged: a million nodes with one pool
+    /// need no new directories.
     ExchangeFile(String),
     /// The directory is removed.
     Remove,
@@ -158,26 +198,47 @@ enum Step {
     FileByFile,
 }
 
-/// Makes the new directory of a node, with the changes and with links to all other files of the old one.
+/// Makes the new directory of a node, with the changes and with links to all other files of the old
+/// one.
 fn prepare(root: &Dir, changes: &[Change<'_>]) -> Result<Step> {
     let name = changes[0].node_name;
     let old = root.sub(name)?;
-    let mut kept = old.as_ref().map(Dir::names).transpose()?.unwrap_or_default();
-    let files: Vec<_> = changes.iter().map(|change| file_name(change.pool)).collect();
+    let mut kept = old
+        .as_ref()
+        .map(Dir::names)
+        .transpose()?
+        .unwrap_or_default();
+    let files: Vec<_> = changes
+        .iter()
+        .map(|change| file_name(change.pool))
+        .collect();
     let only = match kept.as_slice() {
         [only] => Some(only.clone()),
         _ => None,
     };
     kept.retain(|name| name != LEAF_PORTS && !files.contains(name));
-    let mut leaf_ports = old.as_ref().map(read_leaf_ports).transpose()?.unwrap_or_default();
+    let mut leaf_ports = old
+        .as_ref()
+        .map(read_leaf_ports)
+        .transpose()?
+        .unwrap_or_default();
     leaf_ports.retain(|pool, _| kept.contains(&file_name(pool)));
     let mut put = Vec::new();
     for (file, change) in files.into_iter().zip(changes) {
-        let Some(allocation) = change.allocation else { continue };
+        let Some(allocation) = change.allocation else {
+            continue;
+        };
         put.push((file, content(allocation)?));
-        let Allocation { gateway, leaf_ports: ports, .. } = allocation;
+        let Allocation {
+            gateway,
+            leaf_ports: ports,
+            ..
+        } = allocation;
         if !ports.is_empty() {
-            let of_pool = OfPool { gateway: *gateway, ports: ports.clone() };
+            let of_pool = OfPool {
+                gateway: *gateway,
+                ports: ports.clone(),
+            };
             leaf_ports.insert(change.pool.to_owned(), of_pool);
         }
     }
@@ -214,8 +275,8 @@ fn prepare(root: &Dir, changes: &[Change<'_>]) -> Result<Step> {
     Ok(step)
 }
 
-/// Makes the entry `hidden`. A file system that loses its last changes in another order than that in which they were made
-/// may have kept one of a killed writer without [`UNFINISHED`].
+/// Makes the entry `hidden`. A file system that loses its last changes in another order than that
+/// in which they were made may have kept one of a killed writer without [`UNFINISHED`].
 fn make_new(root: &Dir, hidden: &str, make: impl Fn() -> Result<()>) -> Result<()> {
     match make() {
         Err(error) if files::is_already_there(&error) => {
@@ -244,9 +305,14 @@ impl Step {
         };
         // EXDEV: overlayfs, for a directory that is not in the upper layer.
         let cannot = |error: &std::io::Error| {
-            [Errno::EINVAL, Errno::EXDEV, Errno::ENOSYS, Errno::EOPNOTSUPP]
-                .iter()
-                .any(|errno| error.raw_os_error() == Some(*errno as i32))
+            [
+                Errno::EINVAL,
+                Errno::EXDEV,
+                Errno::ENOSYS,
+                Errno::EOPNOTSUPP,
+            ]
+            .iter()
+            .any(|errno| error.raw_os_error() == Some(*errno as i32))
         };
         match whole {
             Err(error) if !matches!(self, Step::Make) && cannot(&error) => {
@@ -257,7 +323,9 @@ impl Step {
                 *self = Step::FileByFile;
                 done
             }
-            whole => whole.with_context(|| format!("cannot write {}", root.path().join(name).display())),
+            whole => {
+                whole.with_context(|| format!("cannot write {}", root.path().join(name).display()))
+            }
         }
     }
 
@@ -275,11 +343,18 @@ impl Step {
     }
 }
 
-/// Moves the prepared files of a node, if there are any, into its directory, and removes all others there.
+/// Moves the prepared files of a node, if there are any, into its directory, and removes all others
+/// there.
 fn file_by_file(root: &Dir, name: &str) -> Result<()> {
-    let Some(old) = root.sub(name)? else { return Ok(()) };
+    let Some(old) = root.sub(name)? else {
+        return Ok(());
+    };
     let new = root.sub(&hidden(name))?;
-    let names = new.as_ref().map(Dir::names).transpose()?.unwrap_or_default();
+    let names = new
+        .as_ref()
+        .map(Dir::names)
+        .transpose()?
+        .unwrap_or_default();
     for file in &names {
         if let Some(new) = &new {
             move_file(new, file, &old, file)?;
@@ -288,7 +363,11 @@ fn file_by_file(root: &Dir, name: &str) -> Result<()> {
     for file in old.names()?.iter().filter(|file| !names.contains(file)) {
         old.remove(file)?;
     }
-    if names.is_empty() { root.remove_any(name) } else { Ok(()) }
+    if names.is_empty() {
+        root.remove_any(name)
+    } else {
+        Ok(())
+    }
 }
 
 fn move_file(from: &Dir, name: &str, to: &Dir, new_name: &str) -> Result<()> {
@@ -296,7 +375,8 @@ fn move_file(from: &Dir, name: &str, to: &Dir, new_name: &str) -> Result<()> {
         .with_context(|| format!("cannot write {}", to.path().join(new_name).display()))
 }
 
-/// Removes the hidden directories of these nodes: old ones, or those of a killed writer. The caller has the lock.
+/// Removes the hidden directories of these nodes: old ones, or those of a killed writer. The caller
+/// has the lock.
 fn clear(root: &Dir, names: &[&str]) -> Result<()> {
     let mut progress = Progress::new("removing old nodes", names.len());
     for name in names {
@@ -306,8 +386,8 @@ fn clear(root: &Dir, names: &[&str]) -> Result<()> {
     root.remove(UNFINISHED)
 }
 
-/// The name of a node's directory before and after it is the node's. It has the same parent, because a directory that
-/// stays in its parent is not written again when it is renamed.
+/// The name of a node's directory before and after it is the node's. It has the same parent,
+/// because a directory that stays in its parent is not written again when it is renamed.
 fn hidden(node_name: &str) -> String {
     format!("{NEW}{node_name}")
 }

@@ -24,7 +24,9 @@ struct Place {
 
 impl Place {
     fn new() -> Place {
-        Place { dir: tempfile::tempdir().unwrap() }
+        Place {
+            dir: tempfile::tempdir().unwrap(),
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -42,14 +44,21 @@ impl Place {
         let node = serde_json::json!({"nodeName": "worker-gpu-62", "storeDir": self.path(store), "runDir": self.path("run")});
         let node = self.write("node.json", &node.to_string());
         let mut command = Command::new(env!("CARGO_BIN_EXE_railctl"));
-        command.args(args).env("RAIL_CNI_NODE_CONFIG", node).env_remove("CNI_COMMAND");
+        command
+            .args(args)
+            .env("RAIL_CNI_NODE_CONFIG", node)
+            .env_remove("CNI_COMMAND");
         command.current_dir(ROOT).output().unwrap()
     }
 
     #[track_caller]
     fn ok(&self, store: &str, args: &[&str]) -> String {
         let output = self.run(store, args);
-        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{args:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         String::from_utf8(output.stdout).unwrap()
     }
 
@@ -83,12 +92,18 @@ impl Place {
     }
 
     fn names(&self, name: &str) -> Vec<String> {
-        self.files(name).keys().map(|path| self.path(name).join(path).display().to_string()).collect()
+        self.files(name)
+            .keys()
+            .map(|path| self.path(name).join(path).display().to_string())
+            .collect()
     }
 }
 
 fn with<'a>(args: &[&'a str], more: &'a [String]) -> Vec<&'a str> {
-    args.iter().copied().chain(more.iter().map(String::as_str)).collect()
+    args.iter()
+        .copied()
+        .chain(more.iter().map(String::as_str))
+        .collect()
 }
 
 const FABRIC: &str = "conf/fabric.yaml";
@@ -98,7 +113,19 @@ const FABRIC: &str = "conf/fabric.yaml";
 fn the_published_deployment_comes_out_as_it_was_published() {
     let place = Place::new();
     let out = place.path("pools").display().to_string();
-    place.ok("store", &["plan", FABRIC, "--pool-name", "rail-{rail+1}", "--to", "cidrpool", "--out", &out]);
+    place.ok(
+        "store",
+        &[
+            "plan",
+            FABRIC,
+            "--pool-name",
+            "rail-{rail+1}",
+            "--to",
+            "cidrpool",
+            "--out",
+            &out,
+        ],
+    );
     let pool = fs::read_to_string(place.path("pools/rail-1.yaml")).unwrap();
     for part in [
         "  name: rail-1\n",
@@ -114,39 +141,77 @@ fn the_published_deployment_comes_out_as_it_was_published() {
     assert_eq!(pool.matches("nodeName").count(), 64);
 }
 
-/// netplan -> plan -> netplan is exact, and the pools are those of the fabric that the hosts were given.
+/// netplan -> plan -> netplan is exact, and the pools are those of the fabric that the hosts were
+/// given.
 #[test]
 fn hosts_tell_the_plan_that_they_were_given() {
     let place = Place::new();
     let out = |name: &str| place.path(name).display().to_string();
-    place.ok("store", &["plan", FABRIC, "--to", "netplan", "--out", &out("hosts")]);
-    let mode = fs::metadata(place.path("hosts/worker-gpu-62.yaml")).unwrap().permissions().mode();
+    place.ok(
+        "store",
+        &["plan", FABRIC, "--to", "netplan", "--out", &out("hosts")],
+    );
+    let mode = fs::metadata(place.path("hosts/worker-gpu-62.yaml"))
+        .unwrap()
+        .permissions()
+        .mode();
     assert_eq!(mode & 0o777, 0o600, "netplan warns of more");
     assert_eq!(place.files("hosts").len(), 64);
     place.ok(
         "store",
-        &["plan", "--from", "netplan", &out("hosts"), "--to", "netplan", "--out", &out("again")],
+        &[
+            "plan",
+            "--from",
+            "netplan",
+            &out("hosts"),
+            "--to",
+            "netplan",
+            "--out",
+            &out("again"),
+        ],
     );
     assert!(place.files("hosts") == place.files("again"));
     // One file says by itself what it is.
     let host = out("hosts/worker-gpu-62.yaml");
-    place.ok("store", &["plan", &host, "--to", "netplan", "--out", &out("one")]);
+    place.ok(
+        "store",
+        &["plan", &host, "--to", "netplan", "--out", &out("one")],
+    );
     assert!(fs::read(place.path("one/worker-gpu-62.yaml")).unwrap() == fs::read(&host).unwrap());
     // As they are on the hosts.
     for (name, text) in place.files("hosts") {
         let node = name.file_stem().unwrap().to_str().unwrap();
-        place.write(&format!("roots/{node}/etc/netplan/60-rails.yaml"), std::str::from_utf8(&text).unwrap());
+        place.write(
+            &format!("roots/{node}/etc/netplan/60-rails.yaml"),
+            std::str::from_utf8(&text).unwrap(),
+        );
     }
-    for (from, to) in [(FABRIC.to_owned(), "pools"), (out("hosts"), "pools-2"), (out("roots"), "pools-3")] {
-        place.ok("store", &["plan", &from, "--to", "cidrpool", "--out", &out(to)]);
+    for (from, to) in [
+        (FABRIC.to_owned(), "pools"),
+        (out("hosts"), "pools-2"),
+        (out("roots"), "pools-3"),
+    ] {
+        place.ok(
+            "store",
+            &["plan", &from, "--to", "cidrpool", "--out", &out(to)],
+        );
     }
     assert_eq!(place.files("pools").len(), 8);
     // Hosts do not know the leaf at the other end of their cables.
     let without_leaves = |name: &str| -> Vec<String> {
-        let texts = place.files(name).into_values().map(|text| String::from_utf8(text).unwrap());
-        let is_of_leaf = |line: &str| line.contains("leaf-su") || line.contains("rail-cni/leaf-ports");
+        let texts = place
+            .files(name)
+            .into_values()
+            .map(|text| String::from_utf8(text).unwrap());
+        let is_of_leaf =
+            |line: &str| line.contains("leaf-su") || line.contains("rail-cni/leaf-ports");
         texts
-            .map(|text| text.lines().filter(|line| !is_of_leaf(line)).collect::<Vec<_>>().join("\n"))
+            .map(|text| {
+                text.lines()
+                    .filter(|line| !is_of_leaf(line))
+                    .collect::<Vec<_>>()
+                    .join("\n")
+            })
             .collect()
     };
     assert!(place.files("pools") != place.files("pools-2"));
@@ -154,7 +219,11 @@ fn hosts_tell_the_plan_that_they_were_given() {
     assert!(place.files("pools-2") == place.files("pools-3"));
     let same = ["plan", &out("hosts"), "--check", "--against", FABRIC];
     assert!(place.ok("store", &same).contains(" 512 "));
-    assert!(place.fails(1, &["plan", &out("hosts"), "--tiers", "2"]).contains("--tiers"));
+    assert!(
+        place
+            .fails(1, &["plan", &out("hosts"), "--tiers", "2"])
+            .contains("--tiers")
+    );
 }
 
 /// What is written for Kubernetes is what `railctl lint` finds nothing wrong with.
@@ -168,12 +237,20 @@ fn networks_of_a_plan_are_clean() {
         text.replace("leaf-su", "leaf-p{plane+1}-su")
     };
     let dual = fabric.replace("family: ipv4", "family: dual");
-    for (text, networks) in [(fabric.clone(), 8), (dual, 8), (planes("swplb"), 16), (planes("hwplb"), 8)] {
+    for (text, networks) in [
+        (fabric.clone(), 8),
+        (dual, 8),
+        (planes("swplb"), 16),
+        (planes("hwplb"), 8),
+    ] {
         let file = place.write("fabric.yaml", &text);
         let out = place.path("nads").display().to_string();
         place.ok("store", &["plan", &file, "--to", "nads", "--out", &out]);
         let mut lint = Command::new(env!("CARGO_BIN_EXE_railctl"));
-        let output = lint.args(["lint", &format!("{out}/nads.yaml")]).output().unwrap();
+        let output = lint
+            .args(["lint", &format!("{out}/nads.yaml")])
+            .output()
+            .unwrap();
         let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
         assert!(output.status.success(), "{said}");
         assert_eq!(said, format!("{networks} networks: 0 errors, 0 warnings\n"));
@@ -213,15 +290,27 @@ fn plan_to_manifests_to_store_to_plan_loses_nothing() {
     let place = Place::new();
     let out = place.path("pools").display().to_string();
     place.ok("planned", &["plan", FABRIC, "--to", "store", "--all-nodes"]);
-    place.ok("store", &["plan", FABRIC, "--to", "cidrpool", "--out", &out]);
+    place.ok(
+        "store",
+        &["plan", FABRIC, "--to", "cidrpool", "--out", &out],
+    );
     let pools = place.names("pools");
     place.ok("imported", &with(&["import", "--all-nodes"], &pools));
     assert_eq!(place.files("planned").len(), 64 * (8 + 1));
-    assert!(place.files("planned") == place.files("imported"), "the stores differ");
+    assert!(
+        place.files("planned") == place.files("imported"),
+        "the stores differ"
+    );
 
     let again = place.path("again").display().to_string();
-    place.ok("store", &with(&["plan", "--to", "cidrpool", "--out", &again], &pools));
-    assert!(place.files("pools") == place.files("again"), "the manifests differ");
+    place.ok(
+        "store",
+        &with(&["plan", "--to", "cidrpool", "--out", &again], &pools),
+    );
+    assert!(
+        place.files("pools") == place.files("again"),
+        "the manifests differ"
+    );
     for args in [
         with(&["plan", "--check", "--all-nodes"], &pools),
         vec!["plan", FABRIC, "--check", "--all-nodes"],
@@ -235,13 +324,17 @@ fn plan_to_manifests_to_store_to_plan_loses_nothing() {
 fn differences_are_shown_and_nothing_is_written_before_it_is_wanted() {
     let place = Place::new();
     let fabric = example(FABRIC);
-    let other = place.write("other.yaml", &fabric.replace("polarity: leaf-odd", "polarity: leaf-even"));
+    let other = place.write(
+        "other.yaml",
+        &fabric.replace("polarity: leaf-odd", "polarity: leaf-even"),
+    );
     assert_ne!(fs::read_to_string(&other).unwrap(), fabric);
     place.ok("store", &["plan", FABRIC, "--to", "store"]);
     let before = place.files("store");
-    for args in
-        [&["plan", other.as_str(), "--to", "store", "--diff"][..], &["plan", other.as_str(), "--check"]]
-    {
+    for args in [
+        &["plan", other.as_str(), "--to", "store", "--diff"][..],
+        &["plan", other.as_str(), "--check"],
+    ] {
         let output = place.run("store", args);
         assert_eq!(output.status.success(), args[2] == "--to", "{args:?}");
         let shown = String::from_utf8(output.stdout).unwrap();
@@ -251,10 +344,19 @@ fn differences_are_shown_and_nothing_is_written_before_it_is_wanted() {
     assert!(place.files("store") == before, "something was written");
 
     let out = place.path("pools").display().to_string();
-    place.ok("store", &["plan", FABRIC, "--to", "cidrpool", "--out", &out]);
+    place.ok(
+        "store",
+        &["plan", FABRIC, "--to", "cidrpool", "--out", &out],
+    );
     let before = place.files("pools");
-    let shown = place.ok("store", &["plan", &other, "--to", "cidrpool", "--out", &out, "--diff"]);
-    assert!(shown.contains("-    gateway: 172.16.1.61\n+    gateway: 172.16.1.60\n"), "{shown}");
+    let shown = place.ok(
+        "store",
+        &["plan", &other, "--to", "cidrpool", "--out", &out, "--diff"],
+    );
+    assert!(
+        shown.contains("-    gateway: 172.16.1.61\n+    gateway: 172.16.1.60\n"),
+        "{shown}"
+    );
     assert!(place.files("pools") == before, "something was written");
 }
 
@@ -276,15 +378,34 @@ fn topology(hosts: &[&str]) -> String {
 #[test]
 fn a_topology_in_another_order_is_caught() {
     let place = Place::new();
-    let before = place.write("topology.json", &topology(&["worker-gpu-61", "worker-gpu-62"]));
-    let sorted = place.write("sorted.json", &topology(&["worker-gpu-62", "worker-gpu-61"]));
+    let before = place.write(
+        "topology.json",
+        &topology(&["worker-gpu-61", "worker-gpu-62"]),
+    );
+    let sorted = place.write(
+        "sorted.json",
+        &topology(&["worker-gpu-62", "worker-gpu-61"]),
+    );
     let check = |file: &str| -> Vec<String> {
-        ["plan", file, "--tiers", "2", "--check", "--all-nodes"].map(str::to_owned).into()
+        ["plan", file, "--tiers", "2", "--check", "--all-nodes"]
+            .map(str::to_owned)
+            .into()
     };
     fn words(args: &[String]) -> Vec<&str> {
         args.iter().map(String::as_str).collect()
     }
-    place.ok("store", &["plan", &before, "--tiers", "2", "--to", "store", "--all-nodes"]);
+    place.ok(
+        "store",
+        &[
+            "plan",
+            &before,
+            "--tiers",
+            "2",
+            "--to",
+            "store",
+            "--all-nodes",
+        ],
+    );
     assert!(place.ok("store", &words(&check(&before))).contains(" 2 "));
     let said = place.fails(1, &words(&check(&sorted)));
     assert!(
@@ -292,11 +413,26 @@ fn a_topology_in_another_order_is_caught() {
             && said.contains("172.16.1.2/31 (was 172.16.1.0/31)"),
         "{said}"
     );
-    let against = ["plan", &sorted, "--tiers", "2", "--check", "--against", &before];
-    assert!(place.fails(1, &against).contains("172.16.1.0/31 (was 172.16.1.2/31)"));
+    let against = [
+        "plan",
+        &sorted,
+        "--tiers",
+        "2",
+        "--check",
+        "--against",
+        &before,
+    ];
+    assert!(
+        place
+            .fails(1, &against)
+            .contains("172.16.1.0/31 (was 172.16.1.2/31)")
+    );
     assert!(place.fails(1, &["plan", &before]).contains("--tiers"));
     let fault = place.fails(1, &["plan", &before, "--tiers", "3"]);
-    assert!(fault.contains("topology.json:5: links[0][0].attributes.pod: "), "{fault}");
+    assert!(
+        fault.contains("topology.json:5: links[0][0].attributes.pod: "),
+        "{fault}"
+    );
 }
 
 /// A host that is not in the plan any more loses its address: while a pod uses it, only by --force.
@@ -304,13 +440,22 @@ fn a_topology_in_another_order_is_caught() {
 fn a_store_that_the_plan_does_not_know_whole_is_told() {
     let place = Place::new();
     // The same addresses under other names would be given twice.
-    place.ok("store", &["plan", FABRIC, "--to", "store", "--pool-name", "old-{rail}"]);
+    place.ok(
+        "store",
+        &["plan", FABRIC, "--to", "store", "--pool-name", "old-{rail}"],
+    );
     let said = place.fails(1, &["plan", FABRIC, "--to", "store"]);
-    assert!(said.contains("worker-gpu-62") && said.contains("old-"), "{said}");
+    assert!(
+        said.contains("worker-gpu-62") && said.contains("old-"),
+        "{said}"
+    );
     fs::remove_dir_all(place.path("store")).unwrap();
     let octet = example(FABRIC).replace("firstOctet: 172", "firstOctet: 11");
     let old = place.write("old.yaml", &octet);
-    place.ok("store", &["plan", &old, "--to", "store", "--pool-name", "old-{rail}"]);
+    place.ok(
+        "store",
+        &["plan", &old, "--to", "store", "--pool-name", "old-{rail}"],
+    );
     let output = place.run("store", &["plan", FABRIC, "--to", "store"]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");
@@ -319,12 +464,18 @@ fn a_store_that_the_plan_does_not_know_whole_is_told() {
     assert_eq!(place.files("store").len(), 17);
 
     // A node that the plan calls otherwise does not lose what it has.
-    let other = place.write("other.yaml", &example(FABRIC).replace("worker-gpu-", "Worker-GPU-"));
+    let other = place.write(
+        "other.yaml",
+        &example(FABRIC).replace("worker-gpu-", "Worker-GPU-"),
+    );
     let said = place.fails(1, &["plan", &other, "--to", "store", "--prune"]);
     assert!(said.contains("Worker-GPU-62"), "{said}");
     assert_eq!(place.files("store").len(), 17);
 
-    let shown = place.ok("store", &["plan", FABRIC, "--to", "store", "--prune", "--diff"]);
+    let shown = place.ok(
+        "store",
+        &["plan", FABRIC, "--to", "store", "--prune", "--diff"],
+    );
     assert!(shown.contains("8 removed, 8 same "), "{shown}");
     place.ok("store", &["plan", FABRIC, "--to", "store", "--prune"]);
     assert_eq!(place.files("store").len(), 9);
@@ -341,9 +492,16 @@ fn no_link_leads_out_of_the_folder_that_is_written() {
         std::os::unix::fs::symlink(&victim, place.path("pools").join(name)).unwrap();
     }
     let out = place.path("pools").display().to_string();
-    place.ok("store", &["plan", FABRIC, "--to", "cidrpool", "--out", &out]);
+    place.ok(
+        "store",
+        &["plan", FABRIC, "--to", "cidrpool", "--out", &out],
+    );
     assert_eq!(fs::read_to_string(&victim).unwrap(), "untouched");
-    assert!(fs::symlink_metadata(place.path("pools/rail-1.yaml")).unwrap().is_file());
+    assert!(
+        fs::symlink_metadata(place.path("pools/rail-1.yaml"))
+            .unwrap()
+            .is_file()
+    );
     assert_eq!(place.files("pools").len(), 8);
 }
 
@@ -352,9 +510,16 @@ fn what_makes_no_sense_is_refused_before_anything_is_written() {
     let place = Place::new();
     let scheme = ["plan", FABRIC, "--tiers", "2"];
     assert!(place.fails(1, &scheme).contains("--tiers"));
-    assert!(place.fails(1, &["plan", FABRIC, "--prune"]).contains("--prune"));
+    assert!(
+        place
+            .fails(1, &["plan", FABRIC, "--prune"])
+            .contains("--prune")
+    );
     for target in ["cidrpool", "nads"] {
-        let said = place.fails(1, &["plan", FABRIC, "--pool-name", "Rail-{rail}", "--to", target]);
+        let said = place.fails(
+            1,
+            &["plan", FABRIC, "--pool-name", "Rail-{rail}", "--to", target],
+        );
         assert!(said.contains("pool Rail-0: "), "{said}");
     }
     for target in ["csv", "store", "volcano"] {
@@ -362,22 +527,62 @@ fn what_makes_no_sense_is_refused_before_anything_is_written() {
         assert!(said.contains("--namespace"), "{said}");
     }
     for bad in ["Rails", "a.b", "-a", "", &"a".repeat(64)] {
-        let said = place.fails(1, &["plan", FABRIC, "--to", "nads", &format!("--namespace={bad}")]);
+        let said = place.fails(
+            1,
+            &[
+                "plan",
+                FABRIC,
+                "--to",
+                "nads",
+                &format!("--namespace={bad}"),
+            ],
+        );
         assert!(said.contains("--namespace"), "{said}");
     }
     let said = place.fails(1, &["plan", FABRIC, "--to", "cidrpool", "--single"]);
     assert!(said.contains("--single"), "{said}");
     let diff = ["plan", FABRIC, "--to", "cidrpool", "--diff"];
     assert!(place.fails(1, &diff).contains("--diff"));
-    assert!(place.fails(1, &["plan", FABRIC, "--to", "cidrpool", "--all-nodes"]).contains("--to store"));
-    assert!(place.fails(1, &["plan", FABRIC, "--to", "store", "--out", "x"]).contains("--out"));
-    assert!(place.fails(1, &["plan", FABRIC, "--pool-name", "{x}"]).contains("--pool-name"));
-    assert!(place.fails(1, &["plan", FABRIC, "--pool-name", "../{rail}"]).contains("--pool-name"));
-    assert!(place.fails(1, &["plan", FABRIC, "--pool-name", "same"]).contains("same"));
-    assert!(place.fails(1, &["plan", FABRIC, "--to", "store", "--node", "../x"]).contains("--node"));
-    let unknown = place.fails(1, &["plan", FABRIC, "--to", "store", "--node", "Worker-GPU-62"]);
+    assert!(
+        place
+            .fails(1, &["plan", FABRIC, "--to", "cidrpool", "--all-nodes"])
+            .contains("--to store")
+    );
+    assert!(
+        place
+            .fails(1, &["plan", FABRIC, "--to", "store", "--out", "x"])
+            .contains("--out")
+    );
+    assert!(
+        place
+            .fails(1, &["plan", FABRIC, "--pool-name", "{x}"])
+            .contains("--pool-name")
+    );
+    assert!(
+        place
+            .fails(1, &["plan", FABRIC, "--pool-name", "../{rail}"])
+            .contains("--pool-name")
+    );
+    assert!(
+        place
+            .fails(1, &["plan", FABRIC, "--pool-name", "same"])
+            .contains("same")
+    );
+    assert!(
+        place
+            .fails(1, &["plan", FABRIC, "--to", "store", "--node", "../x"])
+            .contains("--node")
+    );
+    let unknown = place.fails(
+        1,
+        &["plan", FABRIC, "--to", "store", "--node", "Worker-GPU-62"],
+    );
     assert!(unknown.contains("worker-gpu-62"), "{unknown}");
-    for usage in [&["plan"][..], &["plan", FABRIC, "--to", "x"], &["plan", FABRIC, "--against", "x"]] {
+    for usage in [
+        &["plan"][..],
+        &["plan", FABRIC, "--to", "x"],
+        &["plan", FABRIC, "--against", "x"],
+    ] {
         place.fails(2, usage);
     }
     assert!(!place.path("store").exists());
@@ -393,7 +598,11 @@ fn files_of_the_wrong_kind_are_told_with_their_place() {
     nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let laughs: String = (0..12)
         .map(|level| {
-            let inner = if level == 0 { "x".to_owned() } else { format!("*a{}", level - 1) };
+            let inner = if level == 0 {
+                "x".to_owned()
+            } else {
+                format!("*a{}", level - 1)
+            };
             format!("a{level}: &a{level} [{}]\n", vec![inner; 10].join(","))
         })
         .collect();
@@ -402,22 +611,46 @@ fn files_of_the_wrong_kind_are_told_with_their_place() {
         (fifo.display().to_string(), "fifo"),
         ("/nonexistent".to_owned(), "/nonexistent"),
         (place.write("empty", ""), "empty"),
-        (place.write("half", &pool[..pool.find("NetworkPrefix").unwrap()]), "half:"),
+        (
+            place.write("half", &pool[..pool.find("NetworkPrefix").unwrap()]),
+            "half:",
+        ),
         (place.write("half.json", "{\"nodes\": ["), "half.json:1:11"),
         (place.write("deep", &"[".repeat(1_000_000)), "deep:1:"),
         (place.write("laughs", &laughs), "aliases"),
         (place.write("other", "kind: Pod\n"), "other:1: kind"),
-        (place.write("name", &pool.replacen("worker-gpu-0", "../../etc", 1)), "\"../../etc\" "),
-        (place.write("slash", &pool.replacen("worker-gpu-0", "a/b", 1)), "slash:18"),
-        (place.write("pool", &pool.replacen("name: rail-0", "name: ../rail-0", 1)), "pool:8: metadata.name"),
         (
-            place.write("default", &pool.replacen("prefix: 172.16.0.0/31", "prefix: 172.16.0.1/31", 1)),
+            place.write("name", &pool.replacen("worker-gpu-0", "../../etc", 1)),
+            "\"../../etc\" ",
+        ),
+        (
+            place.write("slash", &pool.replacen("worker-gpu-0", "a/b", 1)),
+            "slash:18",
+        ),
+        (
+            place.write("pool", &pool.replacen("name: rail-0", "name: ../rail-0", 1)),
+            "pool:8: metadata.name",
+        ),
+        (
+            place.write(
+                "default",
+                &pool.replacen("prefix: 172.16.0.0/31", "prefix: 172.16.0.1/31", 1),
+            ),
             "host bits",
         ),
-        (place.write("family", &pool.replacen("dst: 172.16.0.0/12", "dst: fd00::/8", 1)), "family:16"),
+        (
+            place.write(
+                "family",
+                &pool.replacen("dst: 172.16.0.0/12", "dst: fd00::/8", 1),
+            ),
+            "family:16",
+        ),
     ] {
         let said = place.fails(1, &["plan", &file, "--to", "store"]);
-        assert!(said.contains(told) && !said.contains("panicked"), "{told}: {said}");
+        assert!(
+            said.contains(told) && !said.contains("panicked"),
+            "{told}: {said}"
+        );
     }
     assert!(!place.path("store").exists());
     assert!(Path::new(executable).exists());
@@ -426,16 +659,23 @@ fn files_of_the_wrong_kind_are_told_with_their_place() {
 /// Of a fabric, worker-gpu-5 was replaced by spare-7.
 fn with_spare(place: &Place) -> String {
     let fabric = example(FABRIC);
-    place.write("spare.yaml", &format!("{fabric}nodes:\n- {{name: spare-7, replaces: worker-gpu-5}}\n"))
+    place.write(
+        "spare.yaml",
+        &format!("{fabric}nodes:\n- {{name: spare-7, replaces: worker-gpu-5}}\n"),
+    )
 }
 
-/// A node that the plan no longer names keeps its addresses, and who would get them must say that he replaces it.
+/// A node that the plan no longer names keeps its addresses, and who would get them must say that
+/// he replaces it.
 #[test]
 fn a_node_is_replaced_by_a_word_and_not_by_a_slip() {
     let place = Place::new();
     let fabric = example(FABRIC);
     let put = |file: &str, more: &[&str]| {
-        let output = place.run("store", &[&["plan", file, "--to", "store", "--all-nodes"], more].concat());
+        let output = place.run(
+            "store",
+            &[&["plan", file, "--to", "store", "--all-nodes"], more].concat(),
+        );
         let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
         (output.status.success(), said)
     };
@@ -458,25 +698,46 @@ fn a_node_is_replaced_by_a_word_and_not_by_a_slip() {
     let renamed = place.write("renamed.yaml", &format!("{fabric}{nodes}"));
     let (is_done, said) = put(&renamed, &[]);
     assert!(!is_done, "{said}");
-    for told in ["node spare-7 ", "172.16.0.10/31", "worker-gpu-5", "--replaces spare-7=worker-gpu-5"] {
+    for told in [
+        "node spare-7 ",
+        "172.16.0.10/31",
+        "worker-gpu-5",
+        "--replaces spare-7=worker-gpu-5",
+    ] {
         assert!(said.contains(told), "{told}: {said}");
     }
     golden::says("plan", "--to store: a node under another name", &said);
     assert!(place.files("store") == before, "the store changed");
 
     // With it, on the command line or in the plan.
-    let shown =
-        place.ok("store", &["plan", &with_spare(&place), "--to", "store", "--node", "spare-7", "--diff"]);
+    let shown = place.ok(
+        "store",
+        &[
+            "plan",
+            &with_spare(&place),
+            "--to",
+            "store",
+            "--node",
+            "spare-7",
+            "--diff",
+        ],
+    );
     assert!(shown.contains("worker-gpu-5"), "{shown}");
     assert!(shown.contains("8 new, 8 removed "), "{shown}");
     let (is_done, said) = put(&renamed, &["--replaces", "spare-7=worker-gpu-5"]);
-    assert!(is_done && said.contains("8 new, 8 removed, 504 same"), "{said}");
+    assert!(
+        is_done && said.contains("8 new, 8 removed, 504 same"),
+        "{said}"
+    );
     assert!(!place.path("store/worker-gpu-5").exists());
     let placed = nodes.replace("host: 5", "host: 5, replaces: worker-gpu-5");
     let placed = place.write("placed.yaml", &format!("{fabric}{placed}"));
     for file in [with_spare(&place), placed, renamed] {
         let (is_done, said) = put(&file, &[]);
-        assert!(is_done && said.contains("512 same") && !said.contains("worker-gpu-5:"), "{said}");
+        assert!(
+            is_done && said.contains("512 same") && !said.contains("worker-gpu-5:"),
+            "{said}"
+        );
     }
     // Manifests, the same.
     let pools = |name: &str, file: &str| {
@@ -484,7 +745,10 @@ fn a_node_is_replaced_by_a_word_and_not_by_a_slip() {
         place.ok("store", &["plan", file, "--to", "cidrpool", "--out", &out]);
         place.names(name)
     };
-    place.ok("imported", &with(&["import", "--all-nodes"], &pools("pools", FABRIC)));
+    place.ok(
+        "imported",
+        &with(&["import", "--all-nodes"], &pools("pools", FABRIC)),
+    );
     let spare = pools("spare", &with_spare(&place));
     let output = place.run("imported", &with(&["import", "--all-nodes"], &spare));
     assert!(
@@ -492,22 +756,36 @@ fn a_node_is_replaced_by_a_word_and_not_by_a_slip() {
         "{output:?}"
     );
     assert!(!output.status.success());
-    let replaces = ["import", "--all-nodes", "--replaces", "spare-7=worker-gpu-5"];
+    let replaces = [
+        "import",
+        "--all-nodes",
+        "--replaces",
+        "spare-7=worker-gpu-5",
+    ];
     place.ok("imported", &with(&replaces, &spare));
     assert!(place.files("imported") == place.files("store"));
     for wrong in ["spare-7", "spare-7=", "=a", "a=a", "../x=a"] {
         place.fails(2, &["plan", FABRIC, "--to", "store", "--replaces", wrong]);
     }
-    let nowhere = place.write("nowhere.yaml", &format!("{fabric}nodes:\n- {{name: a, replaces: b}}\n"));
+    let nowhere = place.write(
+        "nowhere.yaml",
+        &format!("{fabric}nodes:\n- {{name: a, replaces: b}}\n"),
+    );
     let said = place.fails(1, &["plan", &nowhere]);
-    assert!(said.contains("nowhere.yaml:24: nodes[0].replaces: "), "{said}");
+    assert!(
+        said.contains("nowhere.yaml:24: nodes[0].replaces: "),
+        "{said}"
+    );
 }
 
 #[test]
 fn a_program_is_told_in_one_word_why_a_plan_is_refused() {
     let place = Place::new();
     let refused = |args: &[&str]| -> Value {
-        let output = place.run("store", &with(args, &["--output".to_owned(), "json".to_owned()]));
+        let output = place.run(
+            "store",
+            &with(args, &["--output".to_owned(), "json".to_owned()]),
+        );
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         serde_json::from_slice::<Value>(&output.stdout).unwrap()["refused"].take()
     };
@@ -523,31 +801,61 @@ fn a_program_is_told_in_one_word_why_a_plan_is_refused() {
         let taken = refused(&[verb, &["--all-nodes", &second]].concat());
         assert_eq!(taken["reason"], "taken");
         let of = |key: &str| taken["taken"][0][key].clone();
-        assert_eq!(["node", "owner", "pool", "prefix"].map(of), ["b", "a", "r", "172.16.0.0/31"]);
-        assert!(of("text").as_str().unwrap().contains("--replaces b=a"), "{taken}");
+        assert_eq!(
+            ["node", "owner", "pool", "prefix"].map(of),
+            ["b", "a", "r", "172.16.0.0/31"]
+        );
+        assert!(
+            of("text").as_str().unwrap().contains("--replaces b=a"),
+            "{taken}"
+        );
         let wrong = place.write("wrong.json", "{\"kind\": \"CIDRPool\"}");
         let invalid = refused(&[verb, &[&wrong]].concat());
         assert_eq!(invalid["reason"], "invalid");
-        assert!(invalid["message"].as_str().unwrap().contains("wrong.json"), "{invalid}");
+        assert!(
+            invalid["message"].as_str().unwrap().contains("wrong.json"),
+            "{invalid}"
+        );
     }
     // What is written has its warnings beside it.
-    let other = place.write("other.json", &fs::read_to_string(&second).unwrap().replace("0.0/31", "0.2/31"));
-    let written = place.ok("store", &["import", "--all-nodes", &other, "--output", "json"]);
+    let other = place.write(
+        "other.json",
+        &fs::read_to_string(&second)
+            .unwrap()
+            .replace("0.0/31", "0.2/31"),
+    );
+    let written = place.ok(
+        "store",
+        &["import", "--all-nodes", &other, "--output", "json"],
+    );
     let written: Value = serde_json::from_str(&written).unwrap();
-    assert!(written["warnings"][0].as_str().unwrap().contains("node a "), "{written}");
+    assert!(
+        written["warnings"][0].as_str().unwrap().contains("node a "),
+        "{written}"
+    );
 }
 
-/// Two netplan files with one address: the one of a node that is gone stays until somebody wants it away.
+/// Two netplan files with one address: the one of a node that is gone stays until somebody wants it
+/// away.
 #[test]
 fn files_of_an_earlier_plan_are_told_and_go_when_they_are_pruned() {
     let place = Place::new();
     let out = place.path("hosts").display().to_string();
     let put = |file: &str, more: &[&str]| {
-        let output = place.run("store", &[&["plan", file, "--to", "netplan", "--out", &out], more].concat());
+        let output = place.run(
+            "store",
+            &[&["plan", file, "--to", "netplan", "--out", &out], more].concat(),
+        );
         assert!(output.status.success(), "{output:?}");
-        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+        (
+            String::from_utf8(output.stdout).unwrap(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
     };
-    let (old, kept) = (place.path("hosts/worker-gpu-5.yaml"), place.path("hosts/worker-gpu-6.yaml"));
+    let (old, kept) = (
+        place.path("hosts/worker-gpu-5.yaml"),
+        place.path("hosts/worker-gpu-6.yaml"),
+    );
     let (shown, _) = put(FABRIC, &[]);
     assert!(shown.ends_with("64 new\n"), "{shown}");
     // What is as it was is a number.
@@ -559,17 +867,28 @@ fn files_of_an_earlier_plan_are_told_and_go_when_they_are_pruned() {
     let spare = with_spare(&place);
     for more in [&[][..], &["--diff"], &["--diff", "--prune"]] {
         let (shown, said) = put(&spare, more);
-        let change = if more.contains(&"--prune") { "removed" } else { "stale" };
+        let change = if more.contains(&"--prune") {
+            "removed"
+        } else {
+            "stale"
+        };
         assert!(
             shown.contains(&format!("worker-gpu-5.yaml  {change}")) && !shown.contains("gpu-6"),
             "{shown}"
         );
-        assert_eq!(said.contains("worker-gpu-5.yaml"), change == "stale", "{said}");
+        assert_eq!(
+            said.contains("worker-gpu-5.yaml"),
+            change == "stale",
+            "{said}"
+        );
         assert!(said.contains("foreign.yaml\n"), "{said}");
         assert!(old.exists() && place.path("hosts/spare-7.yaml").exists());
     }
     let (shown, _) = put(&spare, &["--prune"]);
-    assert!(shown.ends_with("1 removed, 64 same\n") && !old.exists(), "{shown}");
+    assert!(
+        shown.ends_with("1 removed, 64 same\n") && !old.exists(),
+        "{shown}"
+    );
     assert_eq!(put(&spare, &["--prune"]).0, "64 same\n");
     assert!(Path::new(&foreign).exists() && place.path("hosts/notes.txt").exists());
 
@@ -594,12 +913,19 @@ fn files_of_an_earlier_plan_are_told_and_go_when_they_are_pruned() {
     fs::write(&list, text.replace("\"w0.yaml\"", "\"../victim.yaml\"")).unwrap();
     put(&less, &["--prune"]);
     assert!(Path::new(&victim).exists());
-    fs::write(&list, format!("{{\"netplan\": {{\"link.yaml\": \"{hash}\"}}}}")).unwrap();
+    fs::write(
+        &list,
+        format!("{{\"netplan\": {{\"link.yaml\": \"{hash}\"}}}}"),
+    )
+    .unwrap();
     std::os::unix::fs::symlink(&victim, place.path("hosts/link.yaml")).unwrap();
     assert!(put(&less, &["--prune"]).0.contains("link.yaml  edited"));
     fs::write(&list, "{").unwrap();
     let said = place.fails(1, &["plan", &less, "--to", "netplan", "--out", &out]);
-    assert!(said.contains("hosts/.rail-ipam-plan: ") && said.contains("remove it"), "{said}");
+    assert!(
+        said.contains("hosts/.rail-ipam-plan: ") && said.contains("remove it"),
+        "{said}"
+    );
 }
 
 /// Targets share a folder, and each takes away its own.
@@ -613,20 +939,33 @@ fn targets_in_one_folder_leave_each_other_alone() {
     assert_eq!(place.files("all").len(), 8 + 1 + 64 + 1 + 1);
     let seven = example(FABRIC).replace("rails: 8", "rails: 7");
     let seven = place.write("seven.yaml", &seven);
-    let shown = place.ok("store", &["plan", &seven, "--to", "cidrpool", "--out", &out, "--prune"]);
-    assert!(shown.ends_with("1 removed, 7 same\n") && shown.contains("rail-7.yaml"), "{shown}");
+    let shown = place.ok(
+        "store",
+        &["plan", &seven, "--to", "cidrpool", "--out", &out, "--prune"],
+    );
+    assert!(
+        shown.ends_with("1 removed, 7 same\n") && shown.contains("rail-7.yaml"),
+        "{shown}"
+    );
     assert_eq!(place.files("all").len(), 7 + 1 + 64 + 1 + 1);
 }
 
-/// The leaf port of each allocation, from the plan or by way of manifests; and a store without them is complete.
+/// The leaf port of each allocation, from the plan or by way of manifests; and a store without them
+/// is complete.
 #[test]
 fn the_store_has_leaf_ports_where_the_plan_knows_them() {
     let place = Place::new();
     let out = place.path("pools").display().to_string();
     place.ok("planned", &["plan", FABRIC, "--to", "store"]);
-    place.ok("store", &["plan", FABRIC, "--to", "cidrpool", "--out", &out]);
+    place.ok(
+        "store",
+        &["plan", FABRIC, "--to", "cidrpool", "--out", &out],
+    );
     let text = fs::read_to_string(place.path("pools/rail-0.yaml")).unwrap();
-    assert!(text.contains("    rail-cni/leaf-ports: |\n      worker-gpu-0: leaf-su01-r1 swp1s0\n"), "{text}");
+    assert!(
+        text.contains("    rail-cni/leaf-ports: |\n      worker-gpu-0: leaf-su01-r1 swp1s0\n"),
+        "{text}"
+    );
     place.ok("imported", &with(&["import"], &place.names("pools")));
     for store in ["planned", "imported"] {
         let file = place.path(store).join("worker-gpu-62/leaf-ports");
@@ -637,9 +976,15 @@ fn the_store_has_leaf_ports_where_the_plan_knows_them() {
     // Manifests are enough for the switches, too.
     let nvue = |from: &[String]| place.ok("store", &with(&["plan", "--to", "nvue"], from));
     let plain = |text: String| {
-        text.lines().filter(|line| !line.contains("description")).collect::<Vec<_>>().join("\n")
+        text.lines()
+            .filter(|line| !line.contains("description"))
+            .collect::<Vec<_>>()
+            .join("\n")
     };
-    assert_eq!(plain(nvue(&place.names("pools"))), plain(nvue(&[FABRIC.to_owned()])));
+    assert_eq!(
+        plain(nvue(&place.names("pools"))),
+        plain(nvue(&[FABRIC.to_owned()]))
+    );
 
     let shown: serde_json::Value =
         serde_json::from_str(&place.ok("planned", &["leases", "--output", "json"])).unwrap();
@@ -647,16 +992,27 @@ fn the_store_has_leaf_ports_where_the_plan_knows_them() {
     assert_eq!(shown["pools"][0]["leafPorts"], port);
 
     // Without the annotation: what the plan before said holds, and is no difference.
-    let bare: String =
-        text.lines().filter(|line| !line.contains("leaf-")).map(|line| format!("{line}\n")).collect();
+    let bare: String = text
+        .lines()
+        .filter(|line| !line.contains("leaf-"))
+        .map(|line| format!("{line}\n"))
+        .collect();
     let bare = place.write("bare.yaml", &bare);
     let before = place.files("planned");
-    assert!(place.ok("planned", &["import", &bare]).ends_with("1 same\n"));
+    assert!(
+        place
+            .ok("planned", &["import", &bare])
+            .ends_with("1 same\n")
+    );
     assert!(place.files("planned") == before);
     place.ok("old", &["import", &bare]);
     assert!(!place.path("old/worker-gpu-62/leaf-ports").exists());
     let rail_0 = place.path("pools/rail-0.yaml").display().to_string();
-    assert!(place.ok("old", &["plan", &rail_0, "--check"]).contains(" 1 "));
+    assert!(
+        place
+            .ok("old", &["plan", &rail_0, "--check"])
+            .contains(" 1 ")
+    );
     let shown = place.ok("old", &["import", &rail_0]);
     assert!(shown.contains("changed (leaf port)"), "{shown}");
     assert!(place.path("old/worker-gpu-62/leaf-ports").exists());
@@ -669,7 +1025,9 @@ fn the_store_has_leaf_ports_where_the_plan_knows_them() {
         let wrong = place.write("wrong.yaml", &text.replacen(from, to, 1));
         let said = place.fails(1, &["plan", &wrong]);
         assert!(
-            said.contains("wrong.yaml:8: CIDRPool rail-0: metadata.annotations.rail-cni/leaf-ports: "),
+            said.contains(
+                "wrong.yaml:8: CIDRPool rail-0: metadata.annotations.rail-cni/leaf-ports: "
+            ),
             "{said}"
         );
         assert!(said.contains(told), "{said}");
@@ -683,11 +1041,17 @@ fn manifests_name_only_what_can_be_a_node() {
     let fabric = example(FABRIC).replace("worker-gpu-{node}", "Worker_{node}");
     let file = place.write("fabric.yaml", &fabric);
     let said = place.fails(1, &["plan", &file, "--to", "cidrpool"]);
-    assert!(said.contains("Worker_0; Worker_1; ") && said.contains("and 54 more"), "{said}");
+    assert!(
+        said.contains("Worker_0; Worker_1; ") && said.contains("and 54 more"),
+        "{said}"
+    );
     // A node.json can say such a name.
     place.ok("store", &["plan", &file, "--to", "store", "--all-nodes"]);
     let pools = example("conf/pools/dual-stack.yaml");
-    let pools = place.write("pools.yaml", &pools.replacen("worker-gpu-62", "Worker-GPU-62", 1));
+    let pools = place.write(
+        "pools.yaml",
+        &pools.replacen("worker-gpu-62", "Worker-GPU-62", 1),
+    );
     let output = place.run("store", &["import", "--all-nodes", &pools, "--dry-run"]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("Worker-GPU-62"), "{said}");
@@ -697,8 +1061,14 @@ fn manifests_name_only_what_can_be_a_node() {
 #[test]
 fn networks_of_manifests_without_annotations_have_their_rail() {
     let place = Place::new();
-    let output = place.run("store", &["plan", "conf/pools/spectrum-x.yaml", "--to", "nads"]);
-    let (text, said) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    let output = place.run(
+        "store",
+        &["plan", "conf/pools/spectrum-x.yaml", "--to", "nads"],
+    );
+    let (text, said) = (
+        String::from_utf8(output.stdout).unwrap(),
+        String::from_utf8(output.stderr).unwrap(),
+    );
     for rail in 0..8 {
         assert!(text.contains(&format!("\"rail\": {rail},")), "{text}");
     }
@@ -712,12 +1082,19 @@ fn an_unknown_node_sees_the_names_that_there_are() {
     place.ok("store", &["plan", FABRIC, "--to", "store", "--all-nodes"]);
     let show = place.run("store", &["leases", "--node", "worker-gpu-"]);
     let said = String::from_utf8(show.stderr).unwrap();
-    assert!(said.contains(" worker-gpu-0, worker-gpu-1, ") && said.contains(" 54 "), "{said}");
-    let said = place.fails(1, &["plan", FABRIC, "--to", "store", "--node", "worker-gpu-99"]);
+    assert!(
+        said.contains(" worker-gpu-0, worker-gpu-1, ") && said.contains(" 54 "),
+        "{said}"
+    );
+    let said = place.fails(
+        1,
+        &["plan", FABRIC, "--to", "store", "--node", "worker-gpu-99"],
+    );
     assert!(said.contains(" worker-gpu-9, worker-gpu-19, "), "{said}");
 }
 
-// --- topology files that are wrong ----------------------------------------------------------------------------
+// --- topology files that are wrong
+// ----------------------------------------------------------------------------
 
 /// A topology of spcx-gen: two SUs of three hosts, two rails, a leaf for each.
 fn good_topology() -> Value {
@@ -752,7 +1129,11 @@ impl Broken {
     /// Breaks the good file. Nothing is written, and every fault has the line of what it names.
     #[track_caller]
     fn new(change: impl FnOnce(&mut Value)) -> Broken {
-        let mut broken = Broken { place: Place::new(), topology: good_topology(), faults: Vec::new() };
+        let mut broken = Broken {
+            place: Place::new(),
+            topology: good_topology(),
+            faults: Vec::new(),
+        };
         change(&mut broken.topology);
         let output = broken.run(&[]);
         let said = String::from_utf8(output.stderr).unwrap();
@@ -763,27 +1144,52 @@ impl Broken {
             let (_, fault) = fault.split_once("topology.json:").unwrap();
             let (line, what) = fault.split_once(": ").unwrap();
             let key = what.split(": ").next().unwrap().rsplit('.').next().unwrap();
-            let at = text.lines().nth(line.parse::<usize>().unwrap() - 1).unwrap();
-            assert!(key.starts_with("links[") || at.contains(&format!("\"{key}\"")), "{fault} at {at}");
-            broken
-                .faults
-                .push(what.replace(broken.place.path("topology.json").to_str().unwrap(), "topology.json"));
+            let at = text
+                .lines()
+                .nth(line.parse::<usize>().unwrap() - 1)
+                .unwrap();
+            assert!(
+                key.starts_with("links[") || at.contains(&format!("\"{key}\"")),
+                "{fault} at {at}"
+            );
+            broken.faults.push(what.replace(
+                broken.place.path("topology.json").to_str().unwrap(),
+                "topology.json",
+            ));
         }
         assert!(!broken.faults.is_empty(), "{said}");
         broken
     }
 
     fn run(&self, more: &[&str]) -> Output {
-        let file = self.place.write("topology.json", &serde_json::to_string_pretty(&self.topology).unwrap());
-        let args = ["plan", &file, "--tiers", "2", "--to", "store", "--all-nodes", "--strict"];
-        self.place.run("store", &[&args, &NETWORKS[..], more].concat())
+        let file = self.place.write(
+            "topology.json",
+            &serde_json::to_string_pretty(&self.topology).unwrap(),
+        );
+        let args = [
+            "plan",
+            &file,
+            "--tiers",
+            "2",
+            "--to",
+            "store",
+            "--all-nodes",
+            "--strict",
+        ];
+        self.place
+            .run("store", &[&args, &NETWORKS[..], more].concat())
     }
 
     /// The value at `links[4][1].attributes.su`.
     #[track_caller]
     fn at(&mut self, path: &str) -> &mut Value {
-        let pointer = format!("/{}", path.replace('[', "/").replace(']', "").replace('.', "/"));
-        self.topology.pointer_mut(&pointer).unwrap_or_else(|| panic!("{path}"))
+        let pointer = format!(
+            "/{}",
+            path.replace('[', "/").replace(']', "").replace('.', "/")
+        );
+        self.topology
+            .pointer_mut(&pointer)
+            .unwrap_or_else(|| panic!("{path}"))
     }
 
     /// Writes what a fault says to write, where it says.
@@ -791,7 +1197,9 @@ impl Broken {
     fn write_as_told(&mut self) {
         for fault in self.faults.clone() {
             let (path, what) = fault.split_once(": ").unwrap();
-            let (_, number) = what.rsplit_once(": write ").unwrap_or_else(|| panic!("{fault}"));
+            let (_, number) = what
+                .rsplit_once(": write ")
+                .unwrap_or_else(|| panic!("{fault}"));
             *self.at(path) = number.parse::<u64>().unwrap().into();
         }
     }
@@ -805,17 +1213,37 @@ impl Broken {
         let good = self.place.write("good.json", &good_topology().to_string());
         self.place.ok(
             "good",
-            &[&["plan", &good, "--tiers", "2", "--to", "store", "--all-nodes"], &NETWORKS[..]].concat(),
+            &[
+                &[
+                    "plan",
+                    &good,
+                    "--tiers",
+                    "2",
+                    "--to",
+                    "store",
+                    "--all-nodes",
+                ],
+                &NETWORKS[..],
+            ]
+            .concat(),
         );
-        assert!(self.place.files("store") == self.place.files("good"), "other addresses");
+        assert!(
+            self.place.files("store") == self.place.files("good"),
+            "other addresses"
+        );
     }
 
-    /// The fault has these facts, between which there is an ellipsis, and the wording of the golden file.
+    /// The fault has these facts, between which there is an ellipsis, and the wording of the golden
+    /// file.
     #[track_caller]
     fn says(&self, fault: usize, facts: &str) {
         let fault = &self.faults[fault];
         assert!(golden::has(fault, facts), "{facts}: {:#?}", self.faults);
-        golden::says("plan", &format!("topology: {}", facts.replace('…', "")), fault);
+        golden::says(
+            "plan",
+            &format!("topology: {}", facts.replace('…', "")),
+            fault,
+        );
     }
 
     /// What is meant as it is can be had.
@@ -823,7 +1251,10 @@ impl Broken {
     fn is_allowed_by(&self, kind: &str) {
         let output = self.run(&["--allow", kind]);
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && self.faults.iter().all(|fault| said.contains(fault)), "{said}");
+        assert!(
+            output.status.success() && self.faults.iter().all(|fault| said.contains(fault)),
+            "{said}"
+        );
     }
 }
 
@@ -837,10 +1268,15 @@ fn a_wrong_su_is_told_with_the_end_that_is_wrong() {
         (&[6, 8, 10], 1, 0, "leaf-su1-r0…worker-gpu-3…write 1"),
     ] {
         let mut broken = Broken::new(|topology| {
-            links.iter().for_each(|link| topology["links"][link][end]["attributes"]["su"] = su.into());
+            links
+                .iter()
+                .for_each(|link| topology["links"][link][end]["attributes"]["su"] = su.into());
         });
         assert_eq!(broken.faults.len(), links.len());
-        broken.says(0, &format!("links[{}][{end}].attributes.su: …{told}", links[0]));
+        broken.says(
+            0,
+            &format!("links[{}][{end}].attributes.su: …{told}", links[0]),
+        );
         broken.is_allowed_by("other-su");
         fs::remove_dir_all(broken.place.path("store")).unwrap();
         broken.write_as_told();
@@ -859,7 +1295,9 @@ fn a_wrong_su_is_told_where_leaves_say_none() {
             for link in topology["links"].as_array_mut().unwrap() {
                 link[1]["attributes"].as_object_mut().unwrap().remove("su");
             }
-            links.iter().for_each(|link| topology["links"][link][0]["attributes"]["su"] = 1.into());
+            links
+                .iter()
+                .for_each(|link| topology["links"][link][0]["attributes"]["su"] = 1.into());
         });
         assert_eq!(broken.faults.len(), links.len());
         broken.says(0, told);
@@ -880,7 +1318,10 @@ fn a_host_without_one_of_its_rails_is_told_with_the_rail() {
     broken.says(0, "links[2]: …worker-gpu-1…rail 1");
     assert_eq!(broken.faults.len(), 1);
     broken.is_allowed_by("missing-rail");
-    broken.topology["links"].as_array_mut().unwrap().push(link.unwrap());
+    broken.topology["links"]
+        .as_array_mut()
+        .unwrap()
+        .push(link.unwrap());
     broken.is_ended();
 }
 
@@ -904,21 +1345,33 @@ fn a_host_in_two_sus_is_told_with_the_link_that_leads_astray() {
 #[test]
 fn two_hosts_with_one_name_are_told_with_every_place_of_the_second() {
     // In another SU, and in the same one.
-    for (of, links, first) in [("worker-gpu-4", [8, 9], [53, 78]), ("worker-gpu-2", [4, 5], [53, 78])] {
+    for (of, links, first) in [
+        ("worker-gpu-4", [8, 9], [53, 78]),
+        ("worker-gpu-2", [4, 5], [53, 78]),
+    ] {
         let mut broken = Broken::new(|topology| {
             let text = topology.to_string().replace(of, "worker-gpu-1");
             *topology = serde_json::from_str(&text).unwrap();
         });
         for (rail, (link, line)) in links.iter().zip(first).enumerate() {
-            let facts =
-                format!("links[{link}]: …worker-gpu-1…rail {rail}…topology.json:{line}: links[{}]", 2 + rail);
+            let facts = format!(
+                "links[{link}]: …worker-gpu-1…rail {rail}…topology.json:{line}: links[{}]",
+                2 + rail
+            );
             broken.says(rail, &facts);
         }
-        broken.says(2, &format!("nodes[{}].name: worker-gpu-1 …nodes[5]", links[0] / 2 + 4));
+        broken.says(
+            2,
+            &format!("nodes[{}].name: worker-gpu-1 …nodes[5]", links[0] / 2 + 4),
+        );
         assert_eq!(broken.faults.len(), 3);
         for fault in broken.faults.clone() {
             let path = fault.split(": ").next().unwrap();
-            let name = if path.ends_with(".name") { path.to_owned() } else { format!("{path}[0].node") };
+            let name = if path.ends_with(".name") {
+                path.to_owned()
+            } else {
+                format!("{path}[0].node")
+            };
             *broken.at(&name) = of.into();
         }
         broken.is_ended();
@@ -928,8 +1381,12 @@ fn two_hosts_with_one_name_are_told_with_every_place_of_the_second() {
 #[test]
 fn a_cable_in_a_leaf_of_another_rail_is_told_with_what_is_wrong() {
     // The number is wrong, the leaf is right.
-    let mut broken = Broken::new(|topology| topology["links"][5][0]["attributes"]["rail"] = 0.into());
-    broken.says(0, "links[5][0].attributes.rail: …worker-gpu-2…leaf-su0-r1…write 1");
+    let mut broken =
+        Broken::new(|topology| topology["links"][5][0]["attributes"]["rail"] = 0.into());
+    broken.says(
+        0,
+        "links[5][0].attributes.rail: …worker-gpu-2…leaf-su0-r1…write 1",
+    );
     assert_eq!(broken.faults.len(), 1);
     broken.write_as_told();
     broken.is_ended();
@@ -939,7 +1396,10 @@ fn a_cable_in_a_leaf_of_another_rail_is_told_with_what_is_wrong() {
         topology["links"][5][1]["interface"] = "swp60".into();
         topology["links"][5][1]["attributes"]["rail_group"] = json!([0]);
     });
-    broken.says(0, "links[5][0].attributes.rail: …worker-gpu-2…leaf-su0-r0…rail 1");
+    broken.says(
+        0,
+        "links[5][0].attributes.rail: …worker-gpu-2…leaf-su0-r0…rail 1",
+    );
     assert_eq!(broken.faults.len(), 1);
     broken.is_allowed_by("other-rail");
     *broken.at("links[5][1]") = good_topology()["links"][5][1].clone();
@@ -949,54 +1409,96 @@ fn a_cable_in_a_leaf_of_another_rail_is_told_with_what_is_wrong() {
 #[test]
 fn two_hosts_in_one_leaf_port_are_told_with_both_links() {
     let mut broken = Broken::new(|topology| topology["links"][10][1]["interface"] = "swp2".into());
-    broken.says(0, "links[10]: …swp2 of leaf-su1-r0…topology.json:203: links[8]");
+    broken.says(
+        0,
+        "links[10]: …swp2 of leaf-su1-r0…topology.json:203: links[8]",
+    );
     assert_eq!(broken.faults.len(), 1);
     *broken.at("links[10][1].interface") = "swp3".into();
     broken.is_ended();
 }
 
-// --- what a plan must leave alone ------------------------------------------------------------------------------
+// --- what a plan must leave alone
+// ------------------------------------------------------------------------------
 
 #[test]
 fn no_plan_takes_services_and_pods_of_the_cluster_away() {
     let place = Place::new();
-    let fabric = "fabric: spectrum-x\ntiers: 3\nrails: 2\nsus: 1\nhostsPerSU: 1\nnodeName: w{host}\n";
+    let fabric =
+        "fabric: spectrum-x\ntiers: 3\nrails: 2\nsus: 1\nhostsPerSU: 1\nnodeName: w{host}\n";
     let file = place.write("fabric.yaml", fabric);
     // Nobody names the cluster's: a warning, and with --strict an error.
     let output = place.run("store", &["plan", &file]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");
-    for told in ["10.0.0.0/8", "rail-0", "10.96.0.0/12 (kubeadm's Services)", "firstOctet: 11"] {
+    for told in [
+        "10.0.0.0/8",
+        "rail-0",
+        "10.96.0.0/12 (kubeadm's Services)",
+        "firstOctet: 11",
+    ] {
         assert!(said.contains(told), "{told}: {said}");
     }
-    let said = place.fails(1, &["plan", &file, "--to", "store", "--all-nodes", "--strict"]);
+    let said = place.fails(
+        1,
+        &["plan", &file, "--to", "store", "--all-nodes", "--strict"],
+    );
     assert!(said.contains("kubeadm's Services"), "{said}");
     // By an option, by the fabric file, by node.json.
     let told = "10.96.0.0/12 overlaps 10.0.0.0/8";
-    let named = place.write("named.yaml", &format!("{fabric}clusterNetworks: [10.96.0.0/12]\n"));
+    let named = place.write(
+        "named.yaml",
+        &format!("{fabric}clusterNetworks: [10.96.0.0/12]\n"),
+    );
     let to_store = ["--to", "store", "--all-nodes"];
-    for args in [&["plan", &file, "--cluster-networks", "192.168.0.0/16,10.96.0.0/12"][..], &["plan", &named]]
-    {
+    for args in [
+        &[
+            "plan",
+            &file,
+            "--cluster-networks",
+            "192.168.0.0/16,10.96.0.0/12",
+        ][..],
+        &["plan", &named],
+    ] {
         let said = place.fails(1, &[args, &to_store[..]].concat());
         assert!(said.contains(told), "{said}");
     }
-    let node = json!({"storeDir": place.path("store"), "clusterNetworks": ["10.96.0.0/12"]}).to_string();
+    let node =
+        json!({"storeDir": place.path("store"), "clusterNetworks": ["10.96.0.0/12"]}).to_string();
     let node = place.write("known.json", &node);
     let mut command = Command::new(env!("CARGO_BIN_EXE_railctl"));
-    let output = command.args(["plan", &file]).env("RAIL_CNI_NODE_CONFIG", node).output().unwrap();
+    let output = command
+        .args(["plan", &file])
+        .env("RAIL_CNI_NODE_CONFIG", node)
+        .output()
+        .unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.code() == Some(1) && said.contains(told), "{said}");
+    assert!(
+        output.status.code() == Some(1) && said.contains(told),
+        "{said}"
+    );
     assert!(!place.path("store").exists());
     // What it says to do ends it; and it can be meant.
-    let other =
-        place.write("other.yaml", &format!("{fabric}firstOctet: 11\nclusterNetworks: [10.96.0.0/12]\n"));
-    place.ok("store", &["plan", &other, "--strict", "--to", "store", "--all-nodes"]);
-    let output = place.run("store", &["plan", &named, "--allow", "cluster-networks", "--strict"]);
+    let other = place.write(
+        "other.yaml",
+        &format!("{fabric}firstOctet: 11\nclusterNetworks: [10.96.0.0/12]\n"),
+    );
+    place.ok(
+        "store",
+        &["plan", &other, "--strict", "--to", "store", "--all-nodes"],
+    );
+    let output = place.run(
+        "store",
+        &["plan", &named, "--allow", "cluster-networks", "--strict"],
+    );
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success() && said.contains(told), "{said}");
     for (networks, told) in [("0.0.0.0/0", "0.0.0.0/0"), ("10.96.0.1/12", "10.96.0.0/12")] {
         let said = place.fails(1, &["plan", &other, "--cluster-networks", networks]);
-        assert!(said.contains(&format!("--cluster-networks: {networks}")) && said.contains(told), "{said}");
+        assert!(
+            said.contains(&format!("--cluster-networks: {networks}")) && said.contains(told),
+            "{said}"
+        );
     }
 }
 
@@ -1004,11 +1506,29 @@ fn no_plan_takes_services_and_pods_of_the_cluster_away() {
 #[test]
 fn with_strict_every_warning_is_an_error() {
     let place = Place::new();
-    place.ok("store", &["plan", FABRIC, "--to", "store", "--pool-name", "old-{rail}", "--strict"]);
+    place.ok(
+        "store",
+        &[
+            "plan",
+            FABRIC,
+            "--to",
+            "store",
+            "--pool-name",
+            "old-{rail}",
+            "--strict",
+        ],
+    );
     let before = place.files("store");
     let said = place.fails(1, &["plan", FABRIC, "--to", "store", "--strict"]);
-    assert!(said.contains("9 faults:") && said.contains("pool old-7"), "{said}");
-    assert!(place.fails(1, &["plan", FABRIC, "--check", "--strict"]).contains("pool old-7"));
+    assert!(
+        said.contains("9 faults:") && said.contains("pool old-7"),
+        "{said}"
+    );
+    assert!(
+        place
+            .fails(1, &["plan", FABRIC, "--check", "--strict"])
+            .contains("pool old-7")
+    );
     assert!(place.files("store") == before, "something was written");
 }
 
@@ -1018,18 +1538,33 @@ fn the_mtu_of_a_topology_reaches_hosts_and_networks() {
     let place = Place::new();
     let file = place.write("topology.json", &good_topology().to_string());
     let to = |target: &str, more: &[&str]| {
-        place.ok("store", &[&["plan", &file, "--tiers", "2", "--to", target], more].concat())
+        place.ok(
+            "store",
+            &[&["plan", &file, "--tiers", "2", "--to", target], more].concat(),
+        )
     };
-    for (target, mtu) in [("nads", "\"mtu\": 4200"), ("netplan", "mtu: 4200"), ("csv", ",4200\r\n")] {
+    for (target, mtu) in [
+        ("nads", "\"mtu\": 4200"),
+        ("netplan", "mtu: 4200"),
+        ("csv", ",4200\r\n"),
+    ] {
         assert!(to(target, &["--mtu", "4200"]).contains(mtu), "{target}");
         assert!(!to(target, &[]).contains("4200"), "{target}");
     }
     // The leaf's port takes 9216 at most.
     let nvue = ["plan", &file, "--tiers", "2", "--to", "nvue", "--mtu"];
-    assert!(place.fails(1, &[&nvue[..], &["9600"]].concat()).contains("9600"));
+    assert!(
+        place
+            .fails(1, &[&nvue[..], &["9600"]].concat())
+            .contains("9600")
+    );
     place.ok("store", &[&nvue[..], &["9216"]].concat());
     place.fails(2, &[&nvue[..], &["1279"]].concat());
-    assert!(place.fails(1, &["plan", FABRIC, "--mtu", "9000"]).contains("--mtu"));
+    assert!(
+        place
+            .fails(1, &["plan", FABRIC, "--mtu", "9000"])
+            .contains("--mtu")
+    );
 }
 
 /// What a target cannot express is refused with the reason, and nothing is written.
@@ -1038,24 +1573,45 @@ fn each_target_says_all_of_an_unnumbered_fabric_or_refuses_it() {
     let place = Place::new();
     let inet6 = "conf/fabric-unnumbered.yaml";
     let fabric = example(inet6);
-    let onlink = place.write("onlink.yaml", &fabric.replace("fe80::1", "10.255.{su}.{rail+1}"));
+    let onlink = place.write(
+        "onlink.yaml",
+        &fabric.replace("fe80::1", "10.255.{su}.{rail+1}"),
+    );
 
-    let row =
-        "worker-gpu-62,7,,rail-7,ipv4,10.71.1.31,fe80::1,10.71.1.31/32,eth_r7,leaf-su02-r8,swp31,9216\r\n";
-    assert!(place.ok("store", &["plan", inet6, "--to", "csv"]).contains(row));
+    let row = "worker-gpu-62,7,,rail-7,ipv4,10.71.1.31,fe80::1,10.71.1.31/32,eth_r7,leaf-su02-r8,swp31,9216\r\n";
+    assert!(
+        place
+            .ok("store", &["plan", inet6, "--to", "csv"])
+            .contains(row)
+    );
     let networks = place.ok("store", &["plan", inet6, "--to", "nads"]);
-    assert!(networks.contains("\"ipam\": {\"type\": \"rail-ipam\", \"pool\": \"rail-7\"}"), "{networks}");
+    assert!(
+        networks.contains("\"ipam\": {\"type\": \"rail-ipam\", \"pool\": \"rail-7\"}"),
+        "{networks}"
+    );
     place.ok("store", &["plan", inet6, "--to", "store"]);
     let stored: Value =
-        serde_json::from_slice(&fs::read(place.path("store/worker-gpu-62/rail-7.json")).unwrap()).unwrap();
+        serde_json::from_slice(&fs::read(place.path("store/worker-gpu-62/rail-7.json")).unwrap())
+            .unwrap();
     let expected = json!({"version": 2, "prefix": "10.71.1.31/32", "gateway": "fe80::1", "rail": 7,
         "routes": [{"dst": "10.71.0.0/16"}, {"dst": "10.64.0.0/13"}], "exclusions": []});
     assert_eq!(stored, expected);
-    assert!(place.ok("store", &["plan", inet6, "--check"]).contains(" 8 "));
+    assert!(
+        place
+            .ok("store", &["plan", inet6, "--check"])
+            .contains(" 8 ")
+    );
     // A gateway that moves is told as every other change.
-    assert!(place.fails(1, &["plan", &onlink, "--check"]).contains("10.255.1.8"));
+    assert!(
+        place
+            .fails(1, &["plan", &onlink, "--check"])
+            .contains("10.255.1.8")
+    );
 
-    let hosts = place.ok("store", &["plan", &onlink, "--to", "netplan", "--output", "json"]);
+    let hosts = place.ok(
+        "store",
+        &["plan", &onlink, "--to", "netplan", "--output", "json"],
+    );
     let hosts: Value = serde_json::from_str(&hosts).unwrap();
     let host = hosts.to_string();
     for part in ["10.71.1.31/32", "via: 10.255.1.8", "on-link: true"] {
@@ -1080,16 +1636,28 @@ fn each_target_says_all_of_an_unnumbered_fabric_or_refuses_it() {
 fn the_vrf_of_a_leaf_port_reaches_its_switch_and_the_table() {
     let place = Place::new();
     let fabric = example(FABRIC);
-    let text = fabric.replace("mode: none", "mode: hwplb\nplanes: 2") + "leafVrf: plane{plane}-r{rail}\n";
-    let text = text.replace("leaf-su{su+1:02}-r{rail+1}", "leaf-p{plane}-su{su+1:02}-r{rail+1}");
+    let text =
+        fabric.replace("mode: none", "mode: hwplb\nplanes: 2") + "leafVrf: plane{plane}-r{rail}\n";
+    let text = text.replace(
+        "leaf-su{su+1:02}-r{rail+1}",
+        "leaf-p{plane}-su{su+1:02}-r{rail+1}",
+    );
     let file = place.write("vrf.yaml", &text);
     let out = place.path("leaves").display().to_string();
     place.ok("store", &["plan", &file, "--to", "nvue", "--out", &out]);
     for plane in [0, 1] {
-        let leaf = fs::read_to_string(place.path(&format!("leaves/leaf-p{plane}-su02-r8.nvue"))).unwrap();
+        let leaf =
+            fs::read_to_string(place.path(&format!("leaves/leaf-p{plane}-su02-r8.nvue"))).unwrap();
         let vrf = format!("plane{plane}-r7");
-        assert!(leaf.contains(&format!("\nnv set vrf {vrf} table auto\n")), "{leaf}");
-        assert_eq!(leaf.matches(&format!(" ip vrf {vrf}\n")).count(), 32, "{leaf}");
+        assert!(
+            leaf.contains(&format!("\nnv set vrf {vrf} table auto\n")),
+            "{leaf}"
+        );
+        assert_eq!(
+            leaf.matches(&format!(" ip vrf {vrf}\n")).count(),
+            32,
+            "{leaf}"
+        );
     }
     let table = place.ok("store", &["plan", &file, "--to", "csv"]);
     assert!(table.lines().next().unwrap().ends_with(",mtu,vrf"));
@@ -1108,7 +1676,10 @@ fn a_fabric_by_patterns_goes_through_manifests_and_hosts() {
     let place = Place::new();
     for fabric in ["conf/fabric-juniper.yaml", "conf/fabric-amd.yaml"] {
         let pools = place.path("pools").display().to_string();
-        place.ok("store", &["plan", fabric, "--to", "cidrpool", "--out", &pools]);
+        place.ok(
+            "store",
+            &["plan", fabric, "--to", "cidrpool", "--out", &pools],
+        );
         let names = place.names("pools");
         let args = with(&["plan", fabric, "--check", "--against"], &names);
         assert!(place.ok("store", &args).lines().count() == 1, "{fabric}");
@@ -1132,13 +1703,24 @@ fn pools_that_give_the_same_addresses_differ_in_nothing() {
              - {{nodeName: gpu-3, prefix: 172.16.0.6/31, gateway: {third}}}\n"
         )
     };
-    let check = ["plan", &fabric, "--pool-name", "eth-{rail}", "--check", "--against"];
+    let check = [
+        "plan",
+        &fabric,
+        "--pool-name",
+        "eth-{rail}",
+        "--check",
+        "--against",
+    ];
     let same = place.write("same.yaml", &pool("172.16.0.7"));
     place.ok("store", &[&check[..], &[same.as_str()]].concat());
     let other = place.write("other.yaml", &pool("172.16.0.6"));
     let output = place.run("store", &[&check[..], &[other.as_str()]].concat());
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8(output.stdout).unwrap().contains("1 changed "));
+    assert!(
+        String::from_utf8(output.stdout)
+            .unwrap()
+            .contains("1 changed ")
+    );
 }
 
 /// A row without a node keeps its prefix free.
@@ -1153,7 +1735,11 @@ fn a_reserved_prefix_is_no_node() {
     );
     let shown = place.ok("store", &["plan", &pool]);
     let row: Vec<_> = shown.lines().last().unwrap().split_whitespace().collect();
-    assert_eq!(row[row.len() - 5..], ["1", "172.16.0.2/31", "gpu-0", "172.16.0.2/31", "gpu-0"], "{shown}");
+    assert_eq!(
+        row[row.len() - 5..],
+        ["1", "172.16.0.2/31", "gpu-0", "172.16.0.2/31", "gpu-0"],
+        "{shown}"
+    );
     let line = place.ok("store", &["plan", &pool, "--to", "csv"]);
     assert_eq!(line.lines().count(), 2, "{line}");
 }
@@ -1168,6 +1754,9 @@ fn a_gateway_outside_of_its_prefix_is_refused_by_plan_and_lint() {
     );
     for verb in ["plan", "lint"] {
         let said = place.fails(1, &[verb, &pool]);
-        assert!(said.contains("172.16.0.5 ") && said.contains(" 172.16.0.0/31"), "{verb}: {said}");
+        assert!(
+            said.contains("172.16.0.5 ") && said.contains(" 172.16.0.0/31"),
+            "{verb}: {said}"
+        );
     }
 }

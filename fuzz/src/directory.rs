@@ -13,7 +13,11 @@ impl Directory {
     pub fn new() -> Directory {
         // Else the disk would be what is measured.
         let memory = Path::new("/dev/shm");
-        let made = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+        let made = if memory.is_dir() {
+            tempfile::tempdir_in(memory)
+        } else {
+            tempfile::tempdir()
+        };
         Directory(made.expect("a temporary directory"))
     }
 

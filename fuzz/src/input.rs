@@ -1,4 +1,5 @@
-//! How an input is divided, where a target needs more than one text. The corpora stay readable that way.
+//! How an input is divided, where a target needs more than one text. The corpora stay readable that
+//! way.
 
 /// The line between two parts.
 const BETWEEN: &[u8] = b"\n%%\n";
@@ -25,7 +26,12 @@ pub fn text(data: &[u8]) -> String {
 pub fn parts(data: &[u8], most: usize) -> Vec<&[u8]> {
     let (mut parts, mut rest) = (Vec::new(), data);
     while parts.len() + 1 < most {
-        let Some(end) = rest.windows(BETWEEN.len()).position(|window| window == BETWEEN) else { break };
+        let Some(end) = rest
+            .windows(BETWEEN.len())
+            .position(|window| window == BETWEEN)
+        else {
+            break;
+        };
         parts.push(&rest[..end]);
         rest = &rest[end + BETWEEN.len()..];
     }

@@ -19,13 +19,18 @@ impl log::Log for Listener {
 
     fn log(&self, record: &log::Record<'_>) {
         let text = record.args().to_string();
-        assert!(text.len() < LONGEST, "a line of the log has {} bytes", text.len());
+        assert!(
+            text.len() < LONGEST,
+            "a line of the log has {} bytes",
+            text.len()
+        );
     }
 
     fn flush(&self) {}
 }
 
-/// No message that a person reads is longer. Inputs have up to 16 KiB, and a message quotes some values of them.
+/// No message that a person reads is longer. Inputs have up to 16 KiB, and a message quotes some
+/// values of them.
 const LONGEST: usize = 256 << 10;
 
 /// Begins to look at what is logged.
@@ -46,13 +51,19 @@ pub fn refused(error: &Error, codes: &[u32]) {
     message(&json.msg);
     let text = serde_json::to_string(&json).expect("an error is JSON");
     assert!(!text.contains('\n'));
-    assert_eq!(printable(&json.msg), json.msg, "an answer controls a terminal");
+    assert_eq!(
+        printable(&json.msg),
+        json.msg,
+        "an answer controls a terminal"
+    );
     for line in json.details.lines() {
         assert_eq!(printable(line), line, "an answer controls a terminal");
     }
     for text in [&json.msg, &json.details] {
         let lower = text.to_ascii_lowercase();
-        let looks_done = ["not found", "no such file or directory"].iter().any(|text| lower.contains(text));
+        let looks_done = ["not found", "no such file or directory"]
+            .iter()
+            .any(|text| lower.contains(text));
         assert!(!looks_done, "a DEL that looks done: {text}");
     }
 }
@@ -63,16 +74,36 @@ pub fn message(text: &str) {
     assert!(text.len() < LONGEST, "an error has {} bytes", text.len());
 }
 
-/// Panics unless the allocation can be handed out: it has no default route, and a host that is not the leaf.
+/// Panics unless the allocation can be handed out: it has no default route, and a host that is not
+/// the leaf.
 pub fn allocation(allocation: &Allocation) {
-    allocation.check().expect("an allocation that was accepted is sound");
-    assert!(allocation.routes.iter().all(|route| route.dst.prefix_len() > 0));
+    allocation
+        .check()
+        .expect("an allocation that was accepted is sound");
+    assert!(
+        allocation
+            .routes
+            .iter()
+            .all(|route| route.dst.prefix_len() > 0)
+    );
     let mut given = HashSet::new();
     for _ in 0..4 {
-        let Some(host) = allocation.first_free(|address| given.contains(&address)) else { break };
-        assert!(allocation.prefix.contains(&host), "{host} is outside of {}", allocation.prefix);
+        let Some(host) = allocation.first_free(|address| given.contains(&address)) else {
+            break;
+        };
+        assert!(
+            allocation.prefix.contains(&host),
+            "{host} is outside of {}",
+            allocation.prefix
+        );
         assert_ne!(Some(host), allocation.gateway);
-        assert!(!allocation.exclusions.iter().any(|range| range.contains(host)), "{host} is excluded");
+        assert!(
+            !allocation
+                .exclusions
+                .iter()
+                .any(|range| range.contains(host)),
+            "{host} is excluded"
+        );
         assert_eq!(allocation.check_host(host), Ok(()));
         assert!(given.insert(host));
     }

@@ -1,8 +1,10 @@
-//! Fuzz targets: one for each kind of input that rail-cni and rail-ipam read, from whomever it comes.
+//! Fuzz targets: one for each kind of input that rail-cni and rail-ipam read, from whomever it
+//! comes.
 //!
-//! A target is a function that takes any bytes and panics if something does not hold that must hold for every input.
-//! That nothing panics, hangs or takes much memory holds for all of them. libFuzzer runs each through an executable of
-//! `fuzz_targets/` (`scripts/fuzz`), and `tests/corpus.rs` runs each over its corpus, and over all that ever failed.
+//! A target is a function that takes any bytes and panics if something does not hold that must hold
+//! for every input. That nothing panics, hangs or takes much memory holds for all of them.
+//! libFuzzer runs each through an executable of `fuzz_targets/` (`scripts/fuzz`), and
+//! `tests/corpus.rs` runs each over its corpus, and over all that ever failed.
 #![forbid(unsafe_code)]
 
 mod config;
@@ -29,18 +31,42 @@ pub struct Target {
 
 /// All targets.
 pub const TARGETS: [Target; 15] = [
-    target("config", "the environment and the configuration of a call, for both plugins", config::config),
-    target("prev_result", "prevResult, as CHECK and DEL read it", results::prev_result),
+    target(
+        "config",
+        "the environment and the configuration of a call, for both plugins",
+        config::config,
+    ),
+    target(
+        "prev_result",
+        "prevResult, as CHECK and DEL read it",
+        results::prev_result,
+    ),
     target(
         "ipam_result",
         "the result of any IPAM plugin, up to the addresses, routes and rules of the pod",
         results::ipam_result,
     ),
-    target("netlink", "the kernel's answers to every request", netlink::netlink),
+    target(
+        "netlink",
+        "the kernel's answers to every request",
+        netlink::netlink,
+    ),
     target("sysfs", "the files and links of sysfs", sysfs::sysfs),
-    target("lease", "the file of a lease that another attachment wants", run_directory::lease),
-    target("record", "records, debts and the copies in lock files", run_directory::record),
-    target("store", "an allocation and leaf ports in the store", store::store),
+    target(
+        "lease",
+        "the file of a lease that another attachment wants",
+        run_directory::lease,
+    ),
+    target(
+        "record",
+        "records, debts and the copies in lock files",
+        run_directory::record,
+    ),
+    target(
+        "store",
+        "an allocation and leaf ports in the store",
+        store::store,
+    ),
     target("node_json", "node.json", store::node_json),
     target("yaml", "YAML and JSON that people write", documents::yaml),
     target("manifest", "manifests of CIDRPools", plans::manifest),
@@ -65,7 +91,9 @@ const fn target(name: &'static str, what: &'static str, run: fn(&[u8])) -> Targe
 /// Panics if the input shows a fault, and if there is no such target.
 pub fn run(name: &str, data: &[u8]) {
     let target = TARGETS.iter().find(|target| target.name == name);
-    let Some(target) = target else { panic!("no target {name}") };
+    let Some(target) = target else {
+        panic!("no target {name}")
+    };
     judge::listen();
     (target.run)(data);
 }

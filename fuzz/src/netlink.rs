@@ -40,14 +40,18 @@ struct Sent {
     ended: bool,
 }
 
-/// Which request; whether headers are repaired so that the messages are read; and then datagrams, each behind its length.
+/// Which request; whether headers are repaired so that the messages are read; and then datagrams,
+/// each behind its length.
 pub fn netlink(data: &[u8]) {
-    let [request, repair, rest @ ..] = data else { return };
+    let [request, repair, rest @ ..] = data else {
+        return;
+    };
     let [mut ours, mut theirs] =
         [(); 2].map(|()| Raw::new(NETLINK_USERSOCK).expect("a socket between processes"));
     let at = ours.bind_auto().expect("a port");
     let peer = theirs.bind_auto().expect("a port");
-    ours.connect(&SocketAddr::new(peer.port_number(), 0)).expect("a peer");
+    ours.connect(&SocketAddr::new(peer.port_number(), 0))
+        .expect("a peer");
     // An answer that is missing is an error at once, and not after half a minute.
     ours.set_non_blocking(true).expect("a flag");
     theirs.set_non_blocking(true).expect("a flag");
@@ -74,12 +78,14 @@ fn datagrams(mut rest: &[u8]) -> Vec<Vec<u8>> {
     all
 }
 
-/// Gives each message the sequence number of the first request, and a length that ends in the datagram.
+/// Gives each message the sequence number of the first request, and a length that ends in the
+/// datagram.
 fn repair(datagram: &mut [u8]) {
     let mut at = 0;
     while at + 16 <= datagram.len() {
         let left = datagram.len() - at;
-        let length = u32::from_ne_bytes(datagram[at..at + 4].try_into().expect("four bytes")) as usize;
+        let length =
+            u32::from_ne_bytes(datagram[at..at + 4].try_into().expect("four bytes")) as usize;
         let length = length.clamp(16, left);
         datagram[at..at + 4].copy_from_slice(&(length as u32).to_ne_bytes());
         datagram[at + 8..at + 12].copy_from_slice(&1u32.to_ne_bytes());
@@ -98,7 +104,8 @@ fn look(datagram: &[u8], sent: &mut Sent) {
         let code = code.map(|code| i32::from_ne_bytes(code.try_into().expect("four")));
         let is_good = code.is_none_or(|code| code == 0 || ABSENT.contains(&code));
         sent.ended |= [NLMSG_ERROR, NLMSG_DONE].contains(&kind) && is_good;
-        sent.acknowledged |= kind == NLMSG_ERROR && matches!(code, Some(0 | EEXIST | EADDRNOTAVAIL));
+        sent.acknowledged |=
+            kind == NLMSG_ERROR && matches!(code, Some(0 | EEXIST | EADDRNOTAVAIL));
         at += length.max(16).next_multiple_of(4);
     }
 }
@@ -143,22 +150,38 @@ fn ask(request: usize, mut socket: Socket, sent: &Sent) {
     let socket = &mut socket;
     let names = ["mlx5_0".to_owned(), "mlx5_1".to_owned()];
     match request % 36 {
-        0 => list(link::all(socket), sent).into_iter().flatten().for_each(|link| of_link(&link)),
+        0 => list(link::all(socket), sent)
+            .into_iter()
+            .flatten()
+            .for_each(|link| of_link(&link)),
         1 => drop(list(link::seen(socket), sent)),
-        2 => one(link::by_name(socket, "ens1f0")).flatten().iter().for_each(of_link),
-        3 => drop(one(link::by_any_name(socket, "a-name-that-is-longer-than-others"))),
+        2 => one(link::by_name(socket, "ens1f0"))
+            .flatten()
+            .iter()
+            .for_each(of_link),
+        3 => drop(one(link::by_any_name(
+            socket,
+            "a-name-that-is-longer-than-others",
+        ))),
         4 => drop(one(link::by_index(socket, index))),
         5 => drop(list(address::all(socket, index), sent)),
         6 => drop(list(address::in_namespace(socket), sent)),
-        7 => list(route::all(socket), sent).into_iter().flatten().for_each(|(_, route)| of_route(&route)),
+        7 => list(route::all(socket), sent)
+            .into_iter()
+            .flatten()
+            .for_each(|(_, route)| of_route(&route)),
         8 => drop(list(route::through(socket, index), sent)),
         9 => drop(list(rule::all(socket), sent)),
         10 => drop(list(rule::inverted(socket), sent)),
         11 => drop(one(neighbour::state(socket, index, gateway))),
-        12 => drop(one(vf::state(socket, index, 3)).and_then(vf::Report::known).map(|state| {
-            assert!(!state.settings().is_empty() || state.as_arguments().is_empty());
-            vf::message(index, 3, &state)
-        })),
+        12 => drop(
+            one(vf::state(socket, index, 3))
+                .and_then(vf::Report::known)
+                .map(|state| {
+                    assert!(!state.settings().is_empty() || state.as_arguments().is_empty());
+                    vf::message(index, 3, &state)
+                }),
+        ),
         13 => drop(one(rdma::is_exclusive(socket))),
         14 => drop(one(rdma::named(socket, &names))),
         15 => drop(list(rdma::is_any(socket), sent)),
@@ -178,7 +201,17 @@ fn ask(request: usize, mut socket: Socket, sent: &Sent) {
         28 => change(address::add(socket, &a_link(), net), sent),
         29 => change(address::remove(socket, &a_link(), net), sent),
         30 => change(route::add(socket, index, &Route::new(net, 254)), sent),
-        31 => change(rule::add(socket, &Rule { from: gateway, table: 100, priority: 1000 }), sent),
+        31 => change(
+            rule::add(
+                socket,
+                &Rule {
+                    from: gateway,
+                    table: 100,
+                    priority: 1000,
+                },
+            ),
+            sent,
+        ),
         32 => change(link::set_mtu(socket, &a_link(), 9000), sent),
         33 => change(link::set_up(socket, &a_link()), sent),
         34 => change(link::add_altname(socket, &a_link(), "rail0"), sent),
@@ -205,13 +238,19 @@ fn a_link() -> Link {
 /// What is read goes into a record, and comes back.
 fn of_link(link: &Link) {
     let text = serde_json::to_string(link).expect("a record");
-    assert_eq!(&serde_json::from_str::<Link>(&text).expect("a record"), link);
+    assert_eq!(
+        &serde_json::from_str::<Link>(&text).expect("a record"),
+        link
+    );
     let _ = (link.is_infiniband(), link.dies_with_namespace());
 }
 
 fn of_route(route: &Route) {
     let text = serde_json::to_string(route).expect("a record");
-    assert_eq!(&serde_json::from_str::<Route>(&text).expect("a record"), route);
+    assert_eq!(
+        &serde_json::from_str::<Route>(&text).expect("a record"),
+        route
+    );
     judge::message(&route.to_string());
     let _ = route::message(NonZeroU32::MIN, route);
 }
@@ -222,7 +261,12 @@ fn of_saved(all: Option<Vec<saved::Saved>>) {
 
 /// All that is asked of a netlink message in a record, which came from the kernel, or from a file.
 pub fn saved(one: &saved::Saved) {
-    let _ = (one.address(), one.is_dynamic(), one.is_over(Duration::from_secs(60)), one.neighbour());
+    let _ = (
+        one.address(),
+        one.is_dynamic(),
+        one.is_over(Duration::from_secs(60)),
+        one.neighbour(),
+    );
     let _ = (
         one.is_by_nexthops(),
         one.prefix_len(),

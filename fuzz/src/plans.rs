@@ -23,7 +23,9 @@ fn checked(plan: &mut Plan) -> Option<Pools> {
     let pools = match plan.check() {
         Ok(pools) => pools,
         Err(faults) => {
-            faults.iter().for_each(|fault| assert!(!fault.to_string().is_empty()));
+            faults
+                .iter()
+                .for_each(|fault| assert!(!fault.to_string().is_empty()));
             return None;
         }
     };
@@ -32,7 +34,11 @@ fn checked(plan: &mut Plan) -> Option<Pools> {
         for (node, allocation) in nodes {
             judge::allocation(allocation);
             let other = prefixes.insert(allocation.prefix, (pool, node));
-            assert!(other.is_none(), "{} is that of {pool} {node} and {other:?}", allocation.prefix);
+            assert!(
+                other.is_none(),
+                "{} is that of {pool} {node} and {other:?}",
+                allocation.prefix
+            );
         }
     }
     files(plan::csv::write(plan));
@@ -44,10 +50,16 @@ fn checked(plan: &mut Plan) -> Option<Pools> {
         assert!(file.text.lines().all(is_command), "{}", file.text);
     }
     let each = plan::nads::Networks::default();
-    let one = plan::nads::Networks { is_one: true, resource: None };
+    let one = plan::nads::Networks {
+        is_one: true,
+        resource: None,
+    };
     for networks in [each, one] {
         let policies = files(plan::nics::sriov_node_policy(plan, &networks, None));
-        for file in files(plan::nads::write(plan, &networks, Form::List, None)).into_iter().chain(policies) {
+        for file in files(plan::nads::write(plan, &networks, Form::List, None))
+            .into_iter()
+            .chain(policies)
+        {
             parse(&file.name, file.text.as_bytes()).expect("it is YAML");
         }
     }
@@ -65,7 +77,11 @@ fn files(written: anyhow::Result<Vec<File>>) -> Vec<File> {
     match written {
         Ok(files) => {
             for file in &files {
-                assert!(!file.name.contains('/') && !file.name.starts_with('.'), "{}", file.name);
+                assert!(
+                    !file.name.contains('/') && !file.name.starts_with('.'),
+                    "{}",
+                    file.name
+                );
             }
             files
         }
@@ -79,7 +95,9 @@ fn files(written: anyhow::Result<Vec<File>>) -> Vec<File> {
 fn ends(pools: &Pools) -> Ends {
     let mut ends = Ends::new();
     for (node, allocation) in pools.values().flatten() {
-        ends.entry(node.clone()).or_default().push((allocation.prefix, allocation.gateway));
+        ends.entry(node.clone())
+            .or_default()
+            .push((allocation.prefix, allocation.gateway));
     }
     ends.values_mut().for_each(|all| all.sort());
     ends
@@ -91,8 +109,11 @@ fn as_manifests(plan: &mut Plan, pools: &Pools) {
     if written.is_empty() {
         return;
     }
-    let documents = written.iter().flat_map(|file| parse(&file.name, file.text.as_bytes()).expect("YAML"));
-    let mut again = plan::manifest::read(&documents.collect::<Vec<_>>()).expect("its own manifests");
+    let documents = written
+        .iter()
+        .flat_map(|file| parse(&file.name, file.text.as_bytes()).expect("YAML"));
+    let mut again =
+        plan::manifest::read(&documents.collect::<Vec<_>>()).expect("its own manifests");
     assert_eq!(ends(&again.check().expect("it was sound")), ends(pools));
 }
 
@@ -107,13 +128,19 @@ fn as_netplan(plan: &Plan, pools: &Pools) {
         directory.write(&format!("hosts/{}", file.name), file.text.as_bytes());
     }
     // A host without a gateway, or with a prefix that no rail has, is no rail by itself.
-    let Ok(mut again) = plan::netplan::read(&[directory.path("hosts").display().to_string()]) else { return };
+    let Ok(mut again) = plan::netplan::read(&[directory.path("hosts").display().to_string()])
+    else {
+        return;
+    };
     if let Ok(again_pools) = again.check() {
         let (again_ends, ends) = (ends(&again_pools), ends(pools));
         for (node, found) in &again_ends {
             let of_node = ends.get(node).unwrap_or_else(|| panic!("{node} is new"));
             for end in found {
-                assert!(of_node.contains(end), "{node}: {end:?} is not one of {of_node:?}");
+                assert!(
+                    of_node.contains(end),
+                    "{node}: {end:?} is not one of {of_node:?}"
+                );
             }
         }
         assert_eq!(files(plan::netplan::write(&again)), written);
@@ -122,7 +149,9 @@ fn as_netplan(plan: &Plan, pools: &Pools) {
 
 /// Manifests, in one file.
 pub fn manifest(data: &[u8]) {
-    let Ok(documents) = parse("pools.yaml", data) else { return };
+    let Ok(documents) = parse("pools.yaml", data) else {
+        return;
+    };
     let mut plan = match plan::manifest::read(&documents) {
         Ok(plan) => plan,
         Err(error) => return refused(&error),
@@ -147,8 +176,12 @@ pub fn topology(data: &[u8]) {
         first_octet: [172, 10, 11, 223, 1][choice(choices, 4, 5)],
     };
     let files = parts(rest, 2).into_iter().enumerate();
-    let texts: Vec<_> =
-        files.map(|(number, text)| Text { file: format!("{number}.json"), bytes: text.to_vec() }).collect();
+    let texts: Vec<_> = files
+        .map(|(number, text)| Text {
+            file: format!("{number}.json"),
+            bytes: text.to_vec(),
+        })
+        .collect();
     let _ = plan::topology::is_topology(&texts[0]);
     let mut plan = match plan::topology::read(&texts, &scheme, Some(9000), &[]) {
         Ok(plan) => plan,
@@ -166,8 +199,12 @@ fn lines(refusal: Refusal) {
 
 /// A fabric file, of a fabric that is not large.
 pub fn fabric(data: &[u8]) {
-    let Ok(documents) = parse("fabric.yaml", data) else { return };
-    let Some(document) = documents.first() else { return };
+    let Ok(documents) = parse("fabric.yaml", data) else {
+        return;
+    };
+    let Some(document) = documents.first() else {
+        return;
+    };
     if !is_small(&document.value) {
         return;
     }
@@ -181,7 +218,8 @@ pub fn fabric(data: &[u8]) {
     }
 }
 
-/// Whether the fabric has no more than some hundred links. A page can describe eight million, which takes seconds.
+/// Whether the fabric has no more than some hundred links. A page can describe eight million, which
+/// takes seconds.
 fn is_small(value: &Value) -> bool {
     let of = |key: &str| match value.get(key) {
         Some(Value::Array(list)) => list.iter().map(|one| one.as_u64().unwrap_or(1)).sum(),

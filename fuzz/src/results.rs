@@ -4,7 +4,9 @@ use std::sync::LazyLock;
 
 use rail_cni::attach::Attach;
 use rail_cni::attach::steps::rail;
-use rail_cni::cni::{AddResult, Args, Attachment, Network, Plugin as _, Strictness, VERSIONS, Version};
+use rail_cni::cni::{
+    AddResult, Args, Attachment, Network, Plugin as _, Strictness, VERSIONS, Version,
+};
 use rail_cni::netconf::{NetConf, Routing};
 use rail_cni::node::Node;
 use rail_netlink::Socket;
@@ -36,7 +38,10 @@ fn result(value: &Value, default: Version) -> Option<AddResult> {
         };
         assert_eq!(written["cniVersion"], version.as_str());
         let again = AddResult::parse(&written, Version::V010).expect("what was written is read");
-        assert_eq!(again.to_json(version).expect("it was written before"), written);
+        assert_eq!(
+            again.to_json(version).expect("it was written before"),
+            written
+        );
         if version == Version::V110 {
             assert_eq!(again, read);
         }
@@ -44,7 +49,10 @@ fn result(value: &Value, default: Version) -> Option<AddResult> {
     let merged = read.clone().merged_with(read.clone());
     assert_eq!(merged.interfaces.len(), 2 * read.interfaces.len());
     let is_in = |result: &AddResult| {
-        result.ips.iter().all(|ip| ip.interface.is_none_or(|index| index < result.interfaces.len()))
+        result.ips.iter().all(|ip| {
+            ip.interface
+                .is_none_or(|index| index < result.interfaces.len())
+        })
     };
     assert_eq!(is_in(&read), is_in(&merged));
     Some(read)
@@ -54,10 +62,11 @@ fn result(value: &Value, default: Version) -> Option<AddResult> {
 pub fn prev_result(data: &[u8]) {
     let (choices, text) = line(data);
     let version = VERSIONS[choice(choices, 0, VERSIONS.len())];
-    let Ok(value) = serde_json::from_slice::<Value>(text) else { return };
+    let Ok(value) = serde_json::from_slice::<Value>(text) else {
+        return;
+    };
     result(&value, version);
-    let config =
-        json!({"cniVersion": version.as_str(), "name": "n", "type": "rail-cni", "prevResult": value});
+    let config = json!({"cniVersion": version.as_str(), "name": "n", "type": "rail-cni", "prevResult": value});
     let read = |strictness| {
         let network = Network::parse(
             config.to_string().into_bytes(),
@@ -82,17 +91,31 @@ static CONF: LazyLock<NetConf> = LazyLock::new(|| {
     let config = json!({"cniVersion": "1.1.0", "name": "rail-3", "type": "rail-cni", "rail": 3,
         "deviceID": "0000:3b:00.2", "routes": [{"dst": "172.16.0.0/12"}, {"dst": "fd00::/16"}]});
     let text = config.to_string().into_bytes();
-    let network = Network::parse(text, Args::default(), Vec::new(), Attach::KEYS, Strictness::Strict);
-    let attachment = Attachment { container_id: "c1".into(), ifname: "net1".into() };
-    NetConf::parse(&network.expect("a network"), &attachment, &Node::default()).expect("a configuration")
+    let network = Network::parse(
+        text,
+        Args::default(),
+        Vec::new(),
+        Attach::KEYS,
+        Strictness::Strict,
+    );
+    let attachment = Attachment {
+        container_id: "c1".into(),
+        ifname: "net1".into(),
+    };
+    NetConf::parse(&network.expect("a network"), &attachment, &Node::default())
+        .expect("a configuration")
 });
 
 /// Choices: the version, the routing, whether the network has routes of its own. Then a result.
 pub fn ipam_result(data: &[u8]) {
     let (choices, text) = line(data);
     let version = VERSIONS[choice(choices, 0, VERSIONS.len())];
-    let Ok(value) = serde_json::from_slice::<Value>(text) else { return };
-    let Some(leased) = result(&value, version) else { return };
+    let Ok(value) = serde_json::from_slice::<Value>(text) else {
+        return;
+    };
+    let Some(leased) = result(&value, version) else {
+        return;
+    };
     let mut conf = CONF.clone();
     if choice(choices, 1, 2) == 1 {
         conf.routing = Routing::DestinationBased;
@@ -109,21 +132,49 @@ pub fn ipam_result(data: &[u8]) {
     assert_eq!(applied.addresses.len(), leased.ips.len());
     for address in &applied.addresses {
         let ip = address.addr();
-        assert!(!ip.is_unspecified() && !ip.is_multicast() && !ip.is_loopback(), "{address}");
+        assert!(
+            !ip.is_unspecified() && !ip.is_multicast() && !ip.is_loopback(),
+            "{address}"
+        );
         assert!(address.prefix_len() > 0, "{address}");
     }
     for (index, route) in applied.routes.iter().enumerate() {
-        assert!(route.dst.prefix_len() > 0 || route.table == 103, "a default route: {route}");
+        assert!(
+            route.dst.prefix_len() > 0 || route.table == 103,
+            "a default route: {route}"
+        );
         assert_eq!(route.dst, route.dst.trunc(), "the kernel refuses it");
         assert_ne!(route.table, 255, "{route}");
-        assert!(route.table != 254 || route.metric != 0, "it would come before those of eth0: {route}");
-        let is_own = |gateway| applied.addresses.iter().any(|address| address.addr() == gateway);
-        assert!(!route.gateway.is_some_and(is_own), "a route to the pod itself: {route}");
-        assert!(!(route.dst.addr().is_ipv6() && route.gateway.is_some_and(|gateway| gateway.is_ipv4())));
-        assert!(!applied.routes[..index].contains(route), "the kernel refuses the second: {route}");
+        assert!(
+            route.table != 254 || route.metric != 0,
+            "it would come before those of eth0: {route}"
+        );
+        let is_own = |gateway| {
+            applied
+                .addresses
+                .iter()
+                .any(|address| address.addr() == gateway)
+        };
+        assert!(
+            !route.gateway.is_some_and(is_own),
+            "a route to the pod itself: {route}"
+        );
+        assert!(
+            !(route.dst.addr().is_ipv6() && route.gateway.is_some_and(|gateway| gateway.is_ipv4()))
+        );
+        assert!(
+            !applied.routes[..index].contains(route),
+            "the kernel refuses the second: {route}"
+        );
     }
     for rule in &applied.rules {
-        assert!(applied.addresses.iter().any(|address| address.addr() == rule.from), "{rule}");
+        assert!(
+            applied
+                .addresses
+                .iter()
+                .any(|address| address.addr() == rule.from),
+            "{rule}"
+        );
         assert_eq!((rule.table, rule.priority), (103, 1003));
     }
 }

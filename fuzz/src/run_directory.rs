@@ -1,4 +1,5 @@
-//! The run directory: leases, records, pending steps. What cannot be read is never taken for nothing.
+//! The run directory: leases, records, pending steps. What cannot be read is never taken for
+//! nothing.
 
 use std::collections::HashSet;
 use std::fs;
@@ -29,12 +30,12 @@ const POOL: &str = "rail-0";
 const ADDRESS: &str = "172.16.0.0";
 
 fn node_of(directory: &Directory) -> Node {
-    let node =
-        json!({"runDir": directory.path("run"), "storeDir": directory.path("store"), "nodeName": NODE});
+    let node = json!({"runDir": directory.path("run"), "storeDir": directory.path("store"), "nodeName": NODE});
     Node::parse(Path::new("node.json"), node.to_string().as_bytes()).expect("a node.json")
 }
 
-/// What no file of a corpus can know: the id of this boot, and the namespace that is alive for sure.
+/// What no file of a corpus can know: the id of this boot, and the namespace that is alive for
+/// sure.
 static NOW: LazyLock<[(&str, String); 3]> = LazyLock::new(|| {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("an id");
     let netns = fs::metadata("/proc/self/ns/net").expect("a namespace");
@@ -48,8 +49,14 @@ static NOW: LazyLock<[(&str, String); 3]> = LazyLock::new(|| {
 /// The input with these in place of their signs.
 fn of_now(data: &[u8]) -> Vec<u8> {
     // Bytes that are no UTF-8 stay what they are: an input is changed only if it has a sign.
-    let Ok(text) = std::str::from_utf8(data) else { return data.to_vec() };
-    NOW.iter().fold(text.to_owned(), |text, (sign, value)| text.replace(sign, value)).into_bytes()
+    let Ok(text) = std::str::from_utf8(data) else {
+        return data.to_vec();
+    };
+    NOW.iter()
+        .fold(text.to_owned(), |text, (sign, value)| {
+            text.replace(sign, value)
+        })
+        .into_bytes()
 }
 
 /// A node whose run directory is `run`, in which leases were taken before.
@@ -59,8 +66,17 @@ fn node(directory: &Directory) -> Node {
 }
 
 static NETWORK: LazyLock<Network> = LazyLock::new(|| {
-    let config = json!({"cniVersion": "1.1.0", "name": "rail-0"}).to_string().into_bytes();
-    Network::parse(config, Args::default(), Vec::new(), Ipam::KEYS, Strictness::Strict).expect("a network")
+    let config = json!({"cniVersion": "1.1.0", "name": "rail-0"})
+        .to_string()
+        .into_bytes();
+    Network::parse(
+        config,
+        Args::default(),
+        Vec::new(),
+        Ipam::KEYS,
+        Strictness::Strict,
+    )
+    .expect("a network")
 });
 
 static ALLOCATION: LazyLock<Allocation> = LazyLock::new(|| {
@@ -69,7 +85,10 @@ static ALLOCATION: LazyLock<Allocation> = LazyLock::new(|| {
 });
 
 fn attachment(container_id: &str) -> Attachment {
-    Attachment { container_id: container_id.to_owned(), ifname: "net1".to_owned() }
+    Attachment {
+        container_id: container_id.to_owned(),
+        ifname: "net1".to_owned(),
+    }
 }
 
 /// The content of a lease's file. Another attachment wants the address, which is the only one.
@@ -80,39 +99,60 @@ pub fn lease(data: &[u8]) {
     let (theirs, ours) = (attachment("theirs"), attachment("ours"));
     let name = format!("{ADDRESS}@{}.json", lease::key("rail-0", &theirs));
     let file = directory.write(&format!("run/leases/{NODE}/{POOL}/{name}"), data);
-    let folder = Folder::existing(&node, NODE, POOL).expect("a directory").expect("a directory");
-    let [entry] = &folder.entries().expect("a list")[..] else { panic!("one lease") };
+    let folder = Folder::existing(&node, NODE, POOL)
+        .expect("a directory")
+        .expect("a directory");
+    let [entry] = &folder.entries().expect("a list")[..] else {
+        panic!("one lease")
+    };
     let read = folder.read(entry);
     let is_read = match &read {
         Ok(Some(found)) => {
             let text = serde_json::to_vec(found).expect("a lease");
-            assert_eq!(&serde_json::from_slice::<lease::Lease>(&text).expect("a lease"), found);
+            assert_eq!(
+                &serde_json::from_slice::<lease::Lease>(&text).expect("a lease"),
+                found
+            );
             assert_eq!(found.address.to_string(), ADDRESS);
             true
         }
         Ok(None) => panic!("a lease that is there is said not to be"),
         Err(why) => {
-            assert!(why.contains(&file), "the error does not name the file: {why}");
+            assert!(
+                why.contains(&file),
+                "the error does not name the file: {why}"
+            );
             judge::message(why);
             false
         }
     };
     // The attachment whose lease it is.
     let held = folder.held_by("rail-0", &theirs);
-    assert_eq!(held.as_ref().is_ok_and(Option::is_some), is_read, "{held:?}");
+    assert_eq!(
+        held.as_ref().is_ok_and(Option::is_some),
+        is_read,
+        "{held:?}"
+    );
     // GC and the DEL of another attachment leave what they do not understand.
     lease::release(&node, "rail-0", &ours).expect("nothing to do");
     assert!(fs::exists(&file).expect("a look"));
     if !is_read {
         lease::collect(&node, "rail-0", &HashSet::new()).expect("it is left alone");
-        assert!(fs::exists(&file).expect("a look"), "GC removed what it cannot read");
+        assert!(
+            fs::exists(&file).expect("a look"),
+            "GC removed what it cannot read"
+        );
         lease::release(&node, "", &theirs).expect("it is left alone");
-        assert!(fs::exists(&file).expect("a look"), "a DEL without a network removed what it cannot read");
+        assert!(
+            fs::exists(&file).expect("a look"),
+            "a DEL without a network removed what it cannot read"
+        );
     }
     // Whoever asks gets the address only if its holder is known and dead.
-    let is_dead = read
-        .as_ref()
-        .is_ok_and(|read| read.as_ref().is_some_and(|read| read.is_dead(&node).unwrap_or(false)));
+    let is_dead = read.as_ref().is_ok_and(|read| {
+        read.as_ref()
+            .is_some_and(|read| read.is_dead(&node).unwrap_or(false))
+    });
     let asks = Ask::all(vec![POOL.into()], vec![ALLOCATION.clone()], &[]).expect("a request");
     let holder = Holder::new(&NETWORK, &ours, None).expect("a holder");
     match lease::take(&node, NODE, &asks, &holder, || Ok(true)) {
@@ -132,7 +172,8 @@ pub fn lease(data: &[u8]) {
 /// The device of the records.
 const DEVICE: &str = "0000:3b:00.2";
 
-/// Parts: a record, the copy in the lock of its device, a pending one, and a message of netlink that a record keeps.
+/// Parts: a record, the copy in the lock of its device, a pending one, and a message of netlink
+/// that a record keeps.
 pub fn record(data: &[u8]) {
     let data = &of_now(data);
     let parts = parts(data, 4);
@@ -149,25 +190,44 @@ pub fn record(data: &[u8]) {
     .into_iter()
     .map(|(path, content)| directory.write(&path, content).into())
     .collect();
-    let records = Records::open_existing(&node).expect("directories").expect("directories");
+    let records = Records::open_existing(&node)
+        .expect("directories")
+        .expect("directories");
     let on_file = records.on_file(&ours).expect("an answer");
     let found = records.find(&ours).expect("an answer");
     let (all, unreadable) = records.all().expect("an answer");
-    let is_record = matches!(serde_json::from_slice::<Value>(part(0)), Ok(Value::Object(_)));
-    assert!(is_record || unreadable == [name.clone()], "a damaged record is not told of: {unreadable:?}");
+    let is_record = matches!(
+        serde_json::from_slice::<Value>(part(0)),
+        Ok(Value::Object(_))
+    );
+    assert!(
+        is_record || unreadable == [name.clone()],
+        "a damaged record is not told of: {unreadable:?}"
+    );
     assert!(unreadable.is_empty() || on_file.is_none());
     // One attachment has one record.
-    let keys: HashSet<_> = all.iter().map(|record| record.owner.key().to_string()).collect();
+    let keys: HashSet<_> = all
+        .iter()
+        .map(|record| record.owner.key().to_string())
+        .collect();
     assert_eq!(keys.len(), all.len());
     assert!(all.len() <= 2);
     assert!(on_file.is_none() || found.is_some());
     let mut lock = records.locks.device(DEVICE).expect("a lock");
-    let claims = records.claims_on(DEVICE, &mut lock, None).expect("an answer");
+    let claims = records
+        .claims_on(DEVICE, &mut lock, None)
+        .expect("an answer");
     // What claims the device is known to all.
     for claim in &claims {
-        assert!(all.iter().any(|record| record.owner.key() == claim.owner.key()), "{claim:?}");
+        assert!(
+            all.iter()
+                .any(|record| record.owner.key() == claim.owner.key()),
+            "{claim:?}"
+        );
     }
-    let but = records.claims_on(DEVICE, &mut lock, Some(&ours)).expect("an answer");
+    let but = records
+        .claims_on(DEVICE, &mut lock, Some(&ours))
+        .expect("an answer");
     assert!(but.len() <= claims.len() && but.iter().all(|claim| claim.owner.key() != ours));
     drop(lock);
     let pending = records.pending().expect("an answer");
@@ -175,22 +235,44 @@ pub fn record(data: &[u8]) {
     let of_device = records.pending_of(DEVICE).expect("an answer");
     assert_eq!(of_device.len(), pending.len());
     assert_eq!(records.ifnames_of("c1").expect("an answer"), ["net1"]);
-    for record in all.iter().chain(pending.iter().map(|pending| &pending.record)) {
+    for record in all
+        .iter()
+        .chain(pending.iter().map(|pending| &pending.record))
+    {
         let text = serde_json::to_vec(record).expect("a record");
         let again = format::parse(&text).expect("a record");
         assert_eq!(serde_json::to_vec(&again).expect("a record"), text);
         assert!(!record.owner.describe().is_empty());
-        let _ = (record.owner.life(), record.owner.is_rdma_alone(), record.facts(), record.is_due());
-        let _ = (record.is_attached(), record.is_missing(), record.is_left_in_vain());
+        let _ = (
+            record.owner.life(),
+            record.owner.is_rdma_alone(),
+            record.facts(),
+            record.is_due(),
+        );
+        let _ = (
+            record.is_attached(),
+            record.is_missing(),
+            record.is_left_in_vain(),
+        );
         assert_eq!(record.is_left(), record.left().next().is_some());
         assert!(record.is_left() || !record.is_left_of_device());
         if let Some(host) = record.host_addresses() {
-            assert!(host.lease().ips.iter().all(|ip| !ip.address.addr().is_multicast()));
+            assert!(
+                host.lease()
+                    .ips
+                    .iter()
+                    .all(|ip| !ip.address.addr().is_multicast())
+            );
         }
     }
     // Looking changes nothing.
     for (path, content) in paths.iter().zip([part(0), part(1), part(2)]) {
-        assert_eq!(fs::read(path).expect("a file"), content, "{}", path.display());
+        assert_eq!(
+            fs::read(path).expect("a file"),
+            content,
+            "{}",
+            path.display()
+        );
     }
     if let Ok(saved) = serde_json::from_slice::<Saved>(part(3)) {
         netlink::saved(&saved);

@@ -17,9 +17,9 @@ const POOL: &str = "rail-0";
 pub fn store(data: &[u8]) {
     let parts = parts(data, 2);
     let directory = Directory::new();
-    let config =
-        json!({"storeDir": directory.path("store"), "runDir": directory.path("run"), "nodeName": NODE});
-    let node = Node::parse(Path::new("node.json"), config.to_string().as_bytes()).expect("a node.json");
+    let config = json!({"storeDir": directory.path("store"), "runDir": directory.path("run"), "nodeName": NODE});
+    let node =
+        Node::parse(Path::new("node.json"), config.to_string().as_bytes()).expect("a node.json");
     let file = directory.write(&format!("store/{NODE}/{POOL}.json"), parts[0]);
     if let Some(leaf_ports) = parts.get(1) {
         directory.write(&format!("store/{NODE}/leaf-ports"), leaf_ports);
@@ -30,11 +30,14 @@ pub fn store(data: &[u8]) {
     let loaded = load(&node, NODE, &[POOL.to_owned()]);
     match &loaded {
         Ok(all) => {
-            let [allocation] = &all[..] else { panic!("one allocation") };
+            let [allocation] = &all[..] else {
+                panic!("one allocation")
+            };
             judge::allocation(allocation);
             let again = serde_json::to_vec(allocation).expect("an allocation");
             assert_eq!(
-                serde_json::from_slice::<rail_cni::pool::Allocation>(&again).expect("an allocation"),
+                serde_json::from_slice::<rail_cni::pool::Allocation>(&again)
+                    .expect("an allocation"),
                 *allocation
             );
         }
@@ -42,7 +45,10 @@ pub fn store(data: &[u8]) {
             judge::refused(error, &[6]);
             assert!(is_damage(error));
             let text = format!("{error:#}");
-            assert!(text.contains(&file), "the error does not name the file: {text}");
+            assert!(
+                text.contains(&file),
+                "the error does not name the file: {text}"
+            );
             assert!(
                 !text.contains("has no allocation"),
                 "a damaged file is told of as a missing one: {text}"
@@ -51,11 +57,16 @@ pub fn store(data: &[u8]) {
     }
     match store.everything(NODE) {
         Ok(everything) => {
-            let [(pool, found)] = &everything.into_iter().collect::<Vec<_>>()[..] else { panic!("one pool") };
+            let [(pool, found)] = &everything.into_iter().collect::<Vec<_>>()[..] else {
+                panic!("one pool")
+            };
             assert_eq!(pool, POOL);
             assert_eq!(found.is_ok(), loaded.is_ok());
             if let Ok(Some(allocation)) = found {
-                allocation.leaf_ports.iter().for_each(|port| assert!(!port.to_string().is_empty()));
+                allocation
+                    .leaf_ports
+                    .iter()
+                    .for_each(|port| assert!(!port.to_string().is_empty()));
                 if let Some(gateway) = allocation.gateway {
                     let peer = peer_of(&node, gateway, &[allocation.prefix]);
                     assert_eq!(peer.is_none(), allocation.leaf_ports.is_empty());
@@ -74,11 +85,19 @@ pub fn node_json(data: &[u8]) {
         Ok(node) => node,
         Err(error) => {
             judge::refused(&error, &[7]);
-            assert!(error.to_string().contains("/etc/rail-cni/node.json"), "{error:#}");
+            assert!(
+                error.to_string().contains("/etc/rail-cni/node.json"),
+                "{error:#}"
+            );
             return;
         }
     };
-    for directory in [&node.store_dir, &node.run_dir, &node.sysfs_root, &node.device_info_dir] {
+    for directory in [
+        &node.store_dir,
+        &node.run_dir,
+        &node.sysfs_root,
+        &node.device_info_dir,
+    ] {
         assert!(directory.is_absolute(), "{}", directory.display());
     }
     assert!(node.log_dir().is_none_or(Path::is_absolute));

@@ -17,16 +17,25 @@ pub fn sysfs(data: &[u8]) {
     let text = text(data);
     let root = Directory::new();
     let mut names = vec!["ens1".to_owned(), "ens1f0".to_owned()];
-    let mut ids = vec!["0000:3b:00.0".to_owned(), "0000:3b:00.2".to_owned(), "mlx5_core.sf.4".to_owned()];
+    let mut ids = vec![
+        "0000:3b:00.0".to_owned(),
+        "0000:3b:00.2".to_owned(),
+        "mlx5_core.sf.4".to_owned(),
+    ];
     for line in text.lines().take(MOST) {
-        let Some(at) = line.find(['=', '>']) else { continue };
+        let Some(at) = line.find(['=', '>']) else {
+            continue;
+        };
         let (path, value) = (&line[..at], &line[at + 1..]);
         if !is_inside(path, path) || path.is_empty() {
             continue;
         }
         let path = Path::new(path);
         let whole = root.path(&path.display().to_string());
-        if whole.parent().is_none_or(|parent| fs::create_dir_all(parent).is_err()) {
+        if whole
+            .parent()
+            .is_none_or(|parent| fs::create_dir_all(parent).is_err())
+        {
             continue;
         }
         if line[at..].starts_with('=') {
@@ -35,13 +44,18 @@ pub fn sysfs(data: &[u8]) {
         } else if is_inside(&path.display().to_string(), value) {
             let _ = symlink(value, &whole);
         }
-        let parts = path.components().filter_map(|part| part.as_os_str().to_str());
+        let parts = path
+            .components()
+            .filter_map(|part| part.as_os_str().to_str());
         for part in parts {
             if DeviceId::parse(part).is_some() && !ids.iter().any(|id| id == part) {
                 ids.push(part.to_owned());
             }
         }
-        if let Some(name) = path.strip_prefix("class/net").ok().and_then(|rest| rest.iter().next()?.to_str())
+        if let Some(name) = path
+            .strip_prefix("class/net")
+            .ok()
+            .and_then(|rest| rest.iter().next()?.to_str())
         {
             names.push(name.to_owned());
         }
@@ -60,14 +74,19 @@ pub fn sysfs(data: &[u8]) {
     let functions = sysfs::functions_with_sriov(&root).unwrap_or_default();
     assert!(functions.is_sorted_by_key(|function| function.id.clone()));
     assert!(functions.iter().all(|function| function.max_vf_count() > 0));
-    for path in ["/sys/devices/pci/0000:3b:00.0", "/sys/devices/../class", "/sys/class/net/ens1"] {
+    for path in [
+        "/sys/devices/pci/0000:3b:00.0",
+        "/sys/devices/../class",
+        "/sys/class/net/ens1",
+    ] {
         if let Ok(Some(name)) = sysfs::netdev_at(&root, path) {
             assert!(root.join("class/net").join(name).exists());
         }
     }
 }
 
-/// Whether a link at `path` to `target` stays in the tree: relative, with no more `..` than directories above it.
+/// Whether a link at `path` to `target` stays in the tree: relative, with no more `..` than
+/// directories above it.
 fn is_inside(path: &str, target: &str) -> bool {
     let mut depth = Path::new(path).components().count().saturating_sub(1);
     let is_link = path != target;
@@ -88,7 +107,11 @@ fn of_netdev(root: &Path, name: &str) {
     if let Ok(Some(function)) = Function::of_netdev(root, name) {
         of_function(root, &function);
     }
-    let _ = (sysfs::represents(root, name), sysfs::is_connected(root, name), sysfs::port_of(root, name));
+    let _ = (
+        sysfs::represents(root, name),
+        sysfs::is_connected(root, name),
+        sysfs::port_of(root, name),
+    );
     let _ = (sysfs::bus_of(root, name), sysfs::upper_devices(root, name));
     if let Some(id) = sysfs::device_of(root, name) {
         assert_eq!(DeviceId::parse(id.as_str()), Some(id.clone()));
@@ -105,7 +128,8 @@ fn of_function(root: &Path, function: &Function) {
     let vfs = function.vfs().unwrap_or_default();
     assert!(vfs.iter().all(|address| !address.contains('/')));
     assert!(function.max_vf_count() >= function.vf_count());
-    // What is said to be a PF is looked up by this address, which becomes a path and the name of a lock.
+    // What is said to be a PF is looked up by this address, which becomes a path and the name of a
+    // lock.
     if let Ok(Some(pf)) = function.pf(root) {
         assert!(!pf.address.contains('/'), "{}", pf.address);
         assert!(pf.is(&pf.address));
@@ -113,14 +137,27 @@ fn of_function(root: &Path, function: &Function) {
     assert!(function.vf_number().is_none() || function.is_vf());
     let ports = function.rdma_ports();
     assert!(!function.has_roce() || ports.iter().any(|port| port.layer == sysfs::ETHERNET));
-    let wanted = ["::ffff:172.16.0.0".parse().expect("a GID"), "fd00::1".parse().expect("a GID")];
+    let wanted = [
+        "::ffff:172.16.0.0".parse().expect("a GID"),
+        "fd00::1".parse().expect("a GID"),
+    ];
     let gids = function.gids(&wanted);
     assert!(gids.iter().all(|gid| wanted.contains(&gid.gid)));
     assert!(gids.is_sorted_by_key(|gid| (gid.device.clone(), gid.port, gid.index)));
     for device in function.rdma_devices() {
         let _ = function.traffic_classes(&device);
     }
-    let _ = (function.driver(), function.is_userspace(), function.iommu_group(), function.has_flr());
-    let _ = (function.node_guids(), function.pkeys(), function.driver_override(), function.has_infiniband());
+    let _ = (
+        function.driver(),
+        function.is_userspace(),
+        function.iommu_group(),
+        function.has_flr(),
+    );
+    let _ = (
+        function.node_guids(),
+        function.pkeys(),
+        function.driver_override(),
+        function.has_infiniband(),
+    );
     assert!(function.seen_in(root).exists() == function.exists());
 }

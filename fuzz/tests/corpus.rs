@@ -14,7 +14,10 @@ use tempfile::TempDir;
 fn corpora() -> TempDir {
     let unpacked = tempfile::tempdir().unwrap();
     let mut tar = Command::new("tar");
-    tar.arg("-xzf").arg(directory("corpus.tar.gz")).arg("-C").arg(unpacked.path());
+    tar.arg("-xzf")
+        .arg(directory("corpus.tar.gz"))
+        .arg("-C")
+        .arg(unpacked.path());
     assert!(tar.status().unwrap().success());
     unpacked
 }
@@ -32,7 +35,12 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 }
 
 fn names(directory: &Path, ending: &str) -> BTreeSet<String> {
-    let name = |file: PathBuf| file.file_name()?.to_str()?.strip_suffix(ending).map(str::to_owned);
+    let name = |file: PathBuf| {
+        file.file_name()?
+            .to_str()?
+            .strip_suffix(ending)
+            .map(str::to_owned)
+    };
     files(directory).into_iter().filter_map(name).collect()
 }
 
@@ -55,16 +63,31 @@ fn nothing_of_the_corpora_shows_a_fault() {
 
 #[test]
 fn every_target_has_an_executable_and_nothing_else_is_there() {
-    let targets: BTreeSet<_> = TARGETS.iter().map(|target| target.name.to_owned()).collect();
+    let targets: BTreeSet<_> = TARGETS
+        .iter()
+        .map(|target| target.name.to_owned())
+        .collect();
     assert_eq!(names(&directory("fuzz_targets"), ".rs"), targets);
     assert_eq!(names(corpora().path(), ""), targets);
     assert!(names(&directory("crashes"), "").is_subset(&targets));
     assert!(names(&directory("dictionaries"), ".dict").is_subset(&targets));
     let manifest = fs::read_to_string(directory("Cargo.toml")).unwrap();
     for target in TARGETS {
-        assert!(manifest.contains(&format!("name = \"{}\"\n", target.name)), "{}", target.name);
+        assert!(
+            manifest.contains(&format!("name = \"{}\"\n", target.name)),
+            "{}",
+            target.name
+        );
         assert!(!target.what.is_empty());
-        let source = fs::read_to_string(directory("fuzz_targets").join(target.name).with_extension("rs"));
-        assert!(source.unwrap().contains(&format!("rail_fuzz::run(\"{}\", data)", target.name)));
+        let source = fs::read_to_string(
+            directory("fuzz_targets")
+                .join(target.name)
+                .with_extension("rs"),
+        );
+        assert!(
+            source
+                .unwrap()
+                .contains(&format!("rail_fuzz::run(\"{}\", data)", target.name))
+        );
     }
 }

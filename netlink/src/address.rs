@@ -19,7 +19,9 @@ use std::time::Duration;
 use anyhow::Result;
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, Parseable as _};
-use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage};
+use netlink_packet_route::address::{
+    AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage,
+};
 use nix::errno::Errno;
 use nix::libc::{RTM_DELADDR, RTM_GETADDR, RTM_NEWADDR};
 use rtnetlink::AddressMessageBuilder;
@@ -32,7 +34,8 @@ use super::{Error, Message, Socket};
 pub struct Address {
     /// Address with prefix length.
     pub net: IpNet,
-    /// Whether duplicate address detection failed: another host has the address, so the kernel does not use it.
+    /// Whether duplicate address detection failed: another host has the address, so the kernel does
+    /// not use it.
     pub duplicate: bool,
 }
 
@@ -50,13 +53,18 @@ impl Address {
 pub fn add(socket: &mut Socket, link: &Link, net: IpNet) -> Result<()> {
     let mut message = message(link, net);
     if net.addr().is_ipv6() {
-        // The lease already makes the address unique. Even with optimistic duplicate detection, the kernel
-        // receives nothing for an address until the detection ends, if the carrier comes after it began.
-        message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+        // The lease already makes the address unique. Even with optimistic duplicate detection, the
+        // kernel receives nothing for an address until the detection ends, if the carrier comes
+        // after it began.
+        message
+            .attributes
+            .push(AddressAttribute::Flags(AddressFlags::Nodad));
     }
-    socket.change(Message::new(RTM_NEWADDR, &message), NLM_F_CREATE | NLM_F_EXCL, || {
-        format!("cannot add the address {net} to {}", link.name)
-    })
+    socket.change(
+        Message::new(RTM_NEWADDR, &message),
+        NLM_F_CREATE | NLM_F_EXCL,
+        || format!("cannot add the address {net} to {}", link.name),
+    )
 }
 
 /// Removes the address from `link`. It is no error if the link does not have it.
@@ -64,18 +72,26 @@ pub fn remove(socket: &mut Socket, link: &Link, net: IpNet) -> Result<()> {
     let removed = socket.change(Message::new(RTM_DELADDR, &message(link, net)), 0, || {
         format!("cannot remove the address {net} from {}", link.name)
     });
-    removed.or_else(|error| if Error::is(&error, Errno::EADDRNOTAVAIL) { Ok(()) } else { Err(error) })
+    removed.or_else(|error| {
+        if Error::is(&error, Errno::EADDRNOTAVAIL) {
+            Ok(())
+        } else {
+            Err(error)
+        }
+    })
 }
 
 fn message(link: &Link, net: IpNet) -> AddressMessage {
     let index = link.index.get();
     match net.addr() {
-        IpAddr::V4(v4) => {
-            AddressMessageBuilder::<Ipv4Addr>::new().index(index).address(v4, net.prefix_len()).build()
-        }
-        IpAddr::V6(v6) => {
-            AddressMessageBuilder::<Ipv6Addr>::new().index(index).address(v6, net.prefix_len()).build()
-        }
+        IpAddr::V4(v4) => AddressMessageBuilder::<Ipv4Addr>::new()
+            .index(index)
+            .address(v4, net.prefix_len())
+            .build(),
+        IpAddr::V6(v6) => AddressMessageBuilder::<Ipv6Addr>::new()
+            .index(index)
+            .address(v6, net.prefix_len())
+            .build(),
     }
 }
 
@@ -85,19 +101,26 @@ pub fn all(socket: &mut Socket, index: Index) -> Result<Vec<Address>> {
     message.header.index = index.get();
     let message = Message::new(RTM_GETADDR, &message);
     let replies = socket.dump(&message, &[Errno::ENODEV], "cannot list addresses")?;
-    let messages = replies.iter().filter_map(|reply| reply.decode(AddressMessage::parse));
+    let messages = replies
+        .iter()
+        .filter_map(|reply| reply.decode(AddressMessage::parse));
     // Kernels before 4.20 do not filter by index.
     let messages = messages.filter(|message| message.header.index == index.get());
     Ok(messages.filter_map(|message| parse(&message)).collect())
 }
 
-/// The addresses of the namespace, or those that one dump saw: a pod that adds and removes addresses all the
-/// time in its own namespace must not delay the caller.
+/// The addresses of the namespace, or those that one dump saw: a pod that adds and removes
+/// addresses all the time in its own namespace must not delay the caller.
 pub fn in_namespace(socket: &mut Socket) -> Result<Vec<(Index, Address)>> {
     let message = Message::new(RTM_GETADDR, &AddressMessage::default());
-    let (replies, _) = socket.dump_within(Duration::ZERO, &message, &[], "cannot list addresses")?;
-    let messages = replies.iter().filter_map(|reply| reply.decode(AddressMessage::parse));
-    Ok(messages.filter_map(|message| Some((Index::new(message.header.index)?, parse(&message)?))).collect())
+    let (replies, _) =
+        socket.dump_within(Duration::ZERO, &message, &[], "cannot list addresses")?;
+    let messages = replies
+        .iter()
+        .filter_map(|reply| reply.decode(AddressMessage::parse));
+    Ok(messages
+        .filter_map(|message| Some((Index::new(message.header.index)?, parse(&message)?)))
+        .collect())
 }
 
 pub(super) fn parse(message: &AddressMessage) -> Option<Address> {

@@ -1,5 +1,5 @@
-//! The sysctls of an interface, `net.ipv4.conf.NAME` and `net.ipv6.conf.NAME`, which the kernel tells all at once
-//! (IFLA_AF_SPEC). They are written through /proc/sys.
+//! The sysctls of an interface, `net.ipv4.conf.NAME` and `net.ipv6.conf.NAME`, which the kernel
+//! tells all at once (IFLA_AF_SPEC). They are written through /proc/sys.
 //!
 //! ```
 //! use rail_netlink::{Socket, devconf, link};
@@ -56,7 +56,8 @@ const INET: [(usize, &str); 26] = [
     (30, "drop_gratuitous_arp"),
 ];
 
-/// include/uapi/linux/ipv6.h and if_link.h. Times are missing, which the kernel tells in other units than sysctl.
+/// include/uapi/linux/ipv6.h and if_link.h. Times are missing, which the kernel tells in other
+/// units than sysctl.
 const INET6_CONF: u16 = 2;
 const INET6: [(usize, &str); 31] = [
     (0, "forwarding"),
@@ -102,7 +103,11 @@ pub fn read(socket: &mut Socket, index: Index) -> Result<Sysctls> {
     let mut header = [0; HEADER_LEN];
     header[4..8].copy_from_slice(&index.get().to_ne_bytes());
     let message = Message::raw(RTM_GETLINK, &header, &[mask]);
-    let reply = socket.get(message, &[Errno::ENODEV], "cannot read the sysctls of the link")?;
+    let reply = socket.get(
+        message,
+        &[Errno::ENODEV],
+        "cannot read the sysctls of the link",
+    )?;
     Ok(reply.map(|reply| parse(&reply.payload)).unwrap_or_default())
 }
 
@@ -111,11 +116,12 @@ fn parse(payload: &[u8]) -> Sysctls {
     let rest = payload.get(HEADER_LEN..).unwrap_or_default();
     for spec in attributes(rest).filter(|attribute| attribute.kind() == IFLA_AF_SPEC) {
         for family in attributes(spec.value()) {
-            let (conf, names, family_name): (_, &[(usize, &str)], _) = match i32::from(family.kind()) {
-                AF_INET => (INET_CONF, &INET, "ipv4"),
-                AF_INET6 => (INET6_CONF, &INET6, "ipv6"),
-                _ => continue,
-            };
+            let (conf, names, family_name): (_, &[(usize, &str)], _) =
+                match i32::from(family.kind()) {
+                    AF_INET => (INET_CONF, &INET, "ipv4"),
+                    AF_INET6 => (INET6_CONF, &INET6, "ipv6"),
+                    _ => continue,
+                };
             for values in attributes(family.value()).filter(|attribute| attribute.kind() == conf) {
                 for (place, name) in names {
                     let bytes = values.value().get(place * 4..place * 4 + 4);
@@ -132,14 +138,20 @@ fn parse(payload: &[u8]) -> Sysctls {
 /// Sets those of `was` that differ now. Only for a link of the namespace that this thread is in.
 pub fn restore(socket: &mut Socket, link: &Link, was: &Sysctls) -> Result<()> {
     let now = read(socket, link.index)?;
-    let changed: Vec<_> =
-        was.iter().filter(|(key, was)| now.get(*key).is_some_and(|now| now != *was)).collect();
+    let changed: Vec<_> = was
+        .iter()
+        .filter(|(key, was)| now.get(*key).is_some_and(|now| now != *was))
+        .collect();
     if changed.is_empty() {
         return Ok(());
     }
-    // A pod may give its interface these names while it has no sysctls of IPv6 (dev_valid_name, addrconf_sysctl_register).
+    // A pod may give its interface these names while it has no sysctls of IPv6 (dev_valid_name,
+    // addrconf_sysctl_register).
     if ["all", "default"].contains(&link.name.as_str()) {
-        bail!("{} is a name that sysctl has for all interfaces: rename the device", link.name);
+        bail!(
+            "{} is a name that sysctl has for all interfaces: rename the device",
+            link.name
+        );
     }
     let set = |key: &str, value: i32| {
         let path = path(key, &link.name);
@@ -155,7 +167,11 @@ pub fn restore(socket: &mut Socket, link: &Link, was: &Sysctls) -> Result<()> {
 
 fn path(key: &str, ifname: &str) -> PathBuf {
     let (family, name) = key.split_once('/').unwrap_or(("", key));
-    Path::new("/proc/sys/net").join(family).join("conf").join(ifname).join(name)
+    Path::new("/proc/sys/net")
+        .join(family)
+        .join("conf")
+        .join(ifname)
+        .join(name)
 }
 
 #[cfg(test)]
@@ -166,11 +182,15 @@ mod tests {
     #[test]
     fn the_places_of_the_sysctls_are_those_of_the_kernel() {
         let mut socket = Socket::open().unwrap();
-        let lo = super::super::link::by_name(&mut socket, "lo").unwrap().unwrap();
+        let lo = super::super::link::by_name(&mut socket, "lo")
+            .unwrap()
+            .unwrap();
         let all = read(&mut socket, lo.index).unwrap();
         assert!(all.contains_key("ipv4/rp_filter"), "{all:?}");
         for (key, told) in all {
-            let Ok(text) = fs::read_to_string(path(&key, "lo")) else { continue };
+            let Ok(text) = fs::read_to_string(path(&key, "lo")) else {
+                continue;
+            };
 
             assert_eq!(text.trim().parse::<i32>().unwrap(), told, "{key}");
         }

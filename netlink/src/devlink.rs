@@ -1,5 +1,5 @@
-//! What the driver of a function reports over devlink (include/uapi/linux/devlink.h): whether it does RoCE, and the
-//! mode of its switch. It is only read here.
+//! What the driver of a function reports over devlink (include/uapi/linux/devlink.h): whether it
+//! does RoCE, and the mode of its switch. It is only read here.
 //!
 //! ```
 //! use rail_netlink::devlink::Devlink;
@@ -41,7 +41,8 @@ pub struct Devlink {
 /// What a function reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Modes {
-    /// `enable_roce`, and when a new value takes effect, as `devlink` names it; `None` if it is not reported.
+    /// `enable_roce`, and when a new value takes effect, as `devlink` names it; `None` if it is not
+    /// reported.
     pub roce: Option<(bool, &'static str)>,
     /// Whether the switch is in switchdev mode; `None` if it is not reported, as for a VF.
     pub is_switchdev: Option<bool>,
@@ -60,10 +61,14 @@ impl Devlink {
 
     /// Reads the modes of the PCI function at `address`.
     pub fn modes(&mut self, address: &str) -> Result<Modes> {
-        let requests = [CMD_PARAM_GET, CMD_ESWITCH_GET].map(|command| request(self.family, command, address));
+        let requests =
+            [CMD_PARAM_GET, CMD_ESWITCH_GET].map(|command| request(self.family, command, address));
         let replies = self.socket.get_each(&requests)?;
         let payload = |at: usize| Some(&replies.get(at)?.as_ref()?.payload[..]);
-        Ok(Modes { roce: payload(0).and_then(roce), is_switchdev: payload(1).and_then(is_switchdev) })
+        Ok(Modes {
+            roce: payload(0).and_then(roce),
+            is_switchdev: payload(1).and_then(is_switchdev),
+        })
     }
 }
 
@@ -77,7 +82,12 @@ fn request(family: u16, command: u8, address: &str) -> Message {
 }
 
 fn find(bytes: &[u8], kind: u16) -> Option<Vec<u8>> {
-    Some(attributes(bytes).find(|one| one.kind() == kind)?.value().to_vec())
+    Some(
+        attributes(bytes)
+            .find(|one| one.kind() == kind)?
+            .value()
+            .to_vec(),
+    )
 }
 
 fn roce(payload: &[u8]) -> Option<(bool, &'static str)> {
@@ -109,17 +119,25 @@ mod tests {
         let message = request(0x15, CMD_PARAM_GET, "0000:3b:00.0");
         assert_eq!(message.kind, 0x15);
         let name = b"\x10\0\x51\0enable_roce\0";
-        assert_eq!(message.payload, [&[38, 1, 0, 0][..], &DEVICE, name].concat());
+        assert_eq!(
+            message.payload,
+            [&[38, 1, 0, 0][..], &DEVICE, name].concat()
+        );
         let message = request(0x15, CMD_ESWITCH_GET, "0000:3b:00.0");
         assert_eq!(message.payload, [&[29, 1, 0, 0][..], &DEVICE].concat());
     }
 
-    /// A parameter as devlink_nl_param_fill writes it: name, generic, type, and a list of one value.
+    /// A parameter as devlink_nl_param_fill writes it: name, generic, type, and a list of one
+    /// value.
     fn parameter(is_on: bool) -> Vec<u8> {
         let flag: &[u8] = if is_on { &[4, 0, 86, 0] } else { &[] };
         let value = [flag, &[5, 0, 87, 0, 1, 0, 0, 0]].concat();
         let nest = |kind: u8, inner: &[u8]| {
-            [&[u8::try_from(inner.len() + 4).unwrap(), 0, kind, 0x80][..], inner].concat()
+            [
+                &[u8::try_from(inner.len() + 4).unwrap(), 0, kind, 0x80][..],
+                inner,
+            ]
+            .concat()
         };
         let head = b"\x10\0\x51\0enable_roce\0\x04\0\x52\0\x05\0\x53\0\x06\0\0\0";
         let all = nest(80, &[&head[..], &nest(84, &nest(85, &value))].concat());
@@ -130,7 +148,8 @@ mod tests {
     fn replies_are_read() {
         assert_eq!(roce(&parameter(true)), Some((true, "driverinit")));
         assert_eq!(roce(&parameter(false)), Some((false, "driverinit")));
-        let eswitch = |mode: u8| [&[29, 1, 0, 0][..], &DEVICE, &[6, 0, 25, 0, mode, 0, 0, 0]].concat();
+        let eswitch =
+            |mode: u8| [&[29, 1, 0, 0][..], &DEVICE, &[6, 0, 25, 0, mode, 0, 0, 0]].concat();
         assert_eq!(is_switchdev(&eswitch(1)), Some(true));
         assert_eq!(is_switchdev(&eswitch(0)), Some(false));
         assert_eq!((roce(&[38]), is_switchdev(&[])), (None, None));

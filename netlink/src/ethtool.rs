@@ -1,5 +1,6 @@
-//! The settings of a netdev that `ethtool` shows, over generic netlink (include/uapi/linux/ethtool_netlink.h,
-//! Linux 5.6). The crates for this exist only with asynchronous code.
+//! The settings of a netdev that `ethtool` shows, over generic netlink
+//! (include/uapi/linux/ethtool_netlink.h, Linux 5.6). The crates for this exist only with
+//! asynchronous code.
 //!
 //! ```
 //! use rail_netlink::{Socket, ethtool::Ethtool, link};
@@ -69,15 +70,25 @@ enum Form {
 
 use Form::{Bits, Byte, Bytes, Changes, Queues, Word};
 
-/// All groups in the order in which they are set: a private flag or the number of channels may change the
-/// settings of later groups.
+/// All groups in the order in which they are set: a private flag or the number of channels may
+/// change the settings of later groups.
 pub static GROUPS: [Group; 12] = [
-    Group { name: "private flags", get: 13, set: 14, fields: &[(2, Bits, "flags")] },
+    Group {
+        name: "private flags",
+        get: 13,
+        set: 14,
+        fields: &[(2, Bits, "flags")],
+    },
     Group {
         name: "channels",
         get: 17,
         set: 18,
-        fields: &[(6, Word, "rx"), (7, Word, "tx"), (8, Word, "other"), (9, Word, "combined")],
+        fields: &[
+            (6, Word, "rx"),
+            (7, Word, "tx"),
+            (8, Word, "other"),
+            (9, Word, "combined"),
+        ],
     },
     Group {
         name: "rings",
@@ -97,7 +108,12 @@ pub static GROUPS: [Group; 12] = [
             (17, Word, "hds-thresh"),
         ],
     },
-    Group { name: "features", get: 11, set: 12, fields: &[(3, Changes, "wanted")] },
+    Group {
+        name: "features",
+        get: 11,
+        set: 12,
+        fields: &[(3, Changes, "wanted")],
+    },
     Group {
         name: "coalesce",
         get: 19,
@@ -138,27 +154,57 @@ pub static GROUPS: [Group; 12] = [
         set: 22,
         fields: &[(2, Byte, "autoneg"), (3, Byte, "rx"), (4, Byte, "tx")],
     },
-    Group { name: "fec", get: 29, set: 30, fields: &[(2, Bits, "modes"), (3, Byte, "auto")] },
+    Group {
+        name: "fec",
+        get: 29,
+        set: 30,
+        fields: &[(2, Bits, "modes"), (3, Byte, "auto")],
+    },
     Group {
         name: "eee",
         get: 23,
         set: 24,
-        fields: &[(2, Bits, "advertise"), (5, Byte, "enabled"), (6, Byte, "tx-lpi"), (7, Word, "tx-timer")],
+        fields: &[
+            (2, Bits, "advertise"),
+            (5, Byte, "enabled"),
+            (6, Byte, "tx-lpi"),
+            (7, Word, "tx-timer"),
+        ],
     },
     Group {
         name: "link modes",
         get: 4,
         set: 5,
-        fields: &[(2, Byte, "autoneg"), (3, Bits, "advertise"), (5, Word, "speed"), (6, Byte, "duplex")],
+        fields: &[
+            (2, Byte, "autoneg"),
+            (3, Bits, "advertise"),
+            (5, Word, "speed"),
+            (6, Byte, "duplex"),
+        ],
     },
-    Group { name: "wol", get: 9, set: 10, fields: &[(2, Bits, "modes"), (3, Bytes, "sopass")] },
-    Group { name: "msglvl", get: 7, set: 8, fields: &[(2, Bits, "flags")] },
+    Group {
+        name: "wol",
+        get: 9,
+        set: 10,
+        fields: &[(2, Bits, "modes"), (3, Bytes, "sopass")],
+    },
+    Group {
+        name: "msglvl",
+        get: 7,
+        set: 8,
+        fields: &[(2, Bits, "flags")],
+    },
     // Linux can set these since 6.17.
     Group {
         name: "rss",
         get: 38,
         set: 48,
-        fields: &[(3, Word, "hfunc"), (4, Queues, "indir"), (5, Bytes, "hkey"), (6, Word, "xfrm")],
+        fields: &[
+            (3, Word, "hfunc"),
+            (4, Queues, "indir"),
+            (5, Bytes, "hkey"),
+            (6, Word, "xfrm"),
+        ],
     },
 ];
 
@@ -173,7 +219,8 @@ pub struct Ethtool {
 }
 
 impl Ethtool {
-    /// Opens a socket in the namespace of this thread; `None` if the kernel does not have the family.
+    /// Opens a socket in the namespace of this thread; `None` if the kernel does not have the
+    /// family.
     pub fn open() -> Result<Option<Ethtool>> {
         Ok(generic::open("ethtool")?.map(|(socket, family)| Ethtool::over(socket, family)))
     }
@@ -185,29 +232,53 @@ impl Ethtool {
 
     /// Reads all settings that the driver reports, with one system call for all requests.
     pub fn read(&mut self, index: Index) -> Result<Vec<Setting>> {
-        let requests: Vec<_> =
-            GROUPS.iter().map(|group| request(self.family, group.get, index, Vec::new())).collect();
+        let requests: Vec<_> = GROUPS
+            .iter()
+            .map(|group| request(self.family, group.get, index, Vec::new()))
+            .collect();
         let replies = self.socket.get_each(&requests)?;
-        let told = GROUPS.iter().zip(&replies).filter_map(|(group, reply)| Some((group, reply.as_ref()?)));
-        Ok(told.flat_map(|(group, reply)| group.parse(&reply.payload)).collect())
+        let told = GROUPS
+            .iter()
+            .zip(&replies)
+            .filter_map(|(group, reply)| Some((group, reply.as_ref()?)));
+        Ok(told
+            .flat_map(|(group, reply)| group.parse(&reply.payload))
+            .collect())
     }
 
-    /// How many pause frames the port has sent and received, as `tx_pause` and `rx_pause`; empty if its driver does not count
-    /// them.
+    /// How many pause frames the port has sent and received, as `tx_pause` and `rx_pause`; empty if
+    /// its driver does not count them.
     pub fn pause_frames(&mut self, index: Index) -> Result<BTreeMap<&'static str, u64>> {
-        let request = request_with(FLAGS | FLAG_STATS, (self.family, PAUSE_GET), index, Vec::new());
+        let request = request_with(
+            FLAGS | FLAG_STATS,
+            (self.family, PAUSE_GET),
+            index,
+            Vec::new(),
+        );
         let reply = self.socket.get_each(&[request])?.pop().flatten();
-        Ok(reply.map(|reply| pause_frames(&reply.payload)).unwrap_or_default())
+        Ok(reply
+            .map(|reply| pause_frames(&reply.payload))
+            .unwrap_or_default())
     }
 
     /// Sets the settings of `group` in `changed` back to their former values.
     pub fn set(&mut self, link: &Link, group: &Group, changed: &[Change<'_>]) -> Result<()> {
-        let attributes = changed.iter().filter_map(|change| group.attribute(change)).collect();
+        let attributes = changed
+            .iter()
+            .filter_map(|change| group.attribute(change))
+            .collect();
         let message = request(self.family, group.set, link.index, attributes);
         self.socket.change(message, 0, || {
-            let all = changed.iter().map(|(name, was, now)| format!("{name} was {was} and is {now}"));
+            let all = changed
+                .iter()
+                .map(|(name, was, now)| format!("{name} was {was} and is {now}"));
             let all: Vec<_> = all.collect();
-            format!("ethtool: cannot restore {} of {} ({})", group.name, link.name, all.join(", "))
+            format!(
+                "ethtool: cannot restore {} of {} ({})",
+                group.name,
+                link.name,
+                all.join(", ")
+            )
         })
     }
 }
@@ -221,9 +292,11 @@ pub fn is_unknown(error: &anyhow::Error) -> bool {
 }
 
 fn pause_frames(payload: &[u8]) -> BTreeMap<&'static str, u64> {
-    let stats =
-        attributes(payload.get(HEADER_LEN..).unwrap_or_default()).find(|one| one.kind() == PAUSE_STATS);
-    let Some(stats) = stats else { return BTreeMap::new() };
+    let stats = attributes(payload.get(HEADER_LEN..).unwrap_or_default())
+        .find(|one| one.kind() == PAUSE_STATS);
+    let Some(stats) = stats else {
+        return BTreeMap::new();
+    };
     let count = |(kind, name): (u16, &'static str)| {
         let one = attributes(stats.value()).find(|one| one.kind() == kind)?;
         Some((name, u64::from_ne_bytes(one.value().try_into().ok()?)))
@@ -242,7 +315,16 @@ fn request_with(
     mut attributes: Vec<DefaultNla>,
 ) -> Message {
     let word = |kind, number: u32| DefaultNla::new(kind, number.to_ne_bytes().to_vec());
-    attributes.insert(0, nest(HEADER, &[word(HEADER_DEV_INDEX, index.get()), word(HEADER_FLAGS, flags)]));
+    attributes.insert(
+        0,
+        nest(
+            HEADER,
+            &[
+                word(HEADER_DEV_INDEX, index.get()),
+                word(HEADER_FLAGS, flags),
+            ],
+        ),
+    );
     Message::raw(family, &[command, 1, 0, 0], &attributes)
 }
 
@@ -250,11 +332,17 @@ impl Group {
     fn parse(&self, payload: &[u8]) -> Vec<Setting> {
         let mut found = Vec::new();
         for attribute in attributes(payload.get(HEADER_LEN..).unwrap_or_default()) {
-            let Some((_, form, name)) = self.fields.iter().find(|(kind, ..)| *kind == attribute.kind())
+            let Some((_, form, name)) = self
+                .fields
+                .iter()
+                .find(|(kind, ..)| *kind == attribute.kind())
             else {
                 continue;
             };
-            found.extend(form.text(attribute.value()).map(|text| (self.name, *name, text)));
+            found.extend(
+                form.text(attribute.value())
+                    .map(|text| (self.name, *name, text)),
+            );
         }
         found
     }
@@ -268,7 +356,10 @@ impl Group {
                 |mask| DefaultNla::new(BITSET_MASK, mask),
             );
             let size = DefaultNla::new(BITSET_SIZE, bits.to_ne_bytes().to_vec());
-            Some(nest(*kind, &[size, DefaultNla::new(BITSET_VALUE, value), mask]))
+            Some(nest(
+                *kind,
+                &[size, DefaultNla::new(BITSET_VALUE, value), mask],
+            ))
         };
         let value = match form {
             Byte => vec![was.parse().ok()?],
@@ -278,10 +369,18 @@ impl Group {
             Bits => return bitset(bytes_of(was)?, None),
             Changes => {
                 let (was, now) = (bytes_of(was)?, bytes_of(now)?);
-                let mask: Vec<_> = was.iter().zip(&now).map(|(one, other)| one ^ other).collect();
-                // The value has no unchanged bits: the kernel refuses a request that contains bits which nobody
-                // can change.
-                let value = was.iter().zip(&mask).map(|(one, mask)| one & mask).collect();
+                let mask: Vec<_> = was
+                    .iter()
+                    .zip(&now)
+                    .map(|(one, other)| one ^ other)
+                    .collect();
+                // The value has no unchanged bits: the kernel refuses a request that contains bits
+                // which nobody can change.
+                let value = was
+                    .iter()
+                    .zip(&mask)
+                    .map(|(one, mask)| one & mask)
+                    .collect();
                 return bitset(value, Some(mask));
             }
         };
@@ -309,22 +408,34 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 fn bytes_of(text: &str) -> Option<Vec<u8>> {
-    let pairs = text.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).ok());
-    pairs.map(|pair| u8::from_str_radix(pair?, 16).ok()).collect()
+    let pairs = text
+        .as_bytes()
+        .chunks(2)
+        .map(|pair| std::str::from_utf8(pair).ok());
+    pairs
+        .map(|pair| u8::from_str_radix(pair?, 16).ok())
+        .collect()
 }
 
 /// `equal 8/128` for a table of 128 entries that lead to 8 queues in turn, as drivers set it up
 /// (ethtool_rxfh_indir_default). Any other table is written as bytes, which are long.
 fn equal_queues(value: &[u8]) -> Option<String> {
-    let entries: Vec<_> =
-        value.chunks_exact(4).map(|entry| u32::from_ne_bytes(entry.try_into().unwrap_or_default())).collect();
+    let entries: Vec<_> = value
+        .chunks_exact(4)
+        .map(|entry| u32::from_ne_bytes(entry.try_into().unwrap_or_default()))
+        .collect();
     let queues = entries.iter().max()?.checked_add(1)?;
-    let is_equal = entries.iter().zip((0..queues).cycle()).all(|(entry, queue)| *entry == queue);
+    let is_equal = entries
+        .iter()
+        .zip((0..queues).cycle())
+        .all(|(entry, queue)| *entry == queue);
     is_equal.then(|| format!("equal {queues}/{}", entries.len()))
 }
 
 fn queues_of(text: &str) -> Option<Vec<u8>> {
-    let Some(equal) = text.strip_prefix("equal ") else { return bytes_of(text) };
+    let Some(equal) = text.strip_prefix("equal ") else {
+        return bytes_of(text);
+    };
     let (queues, entries) = equal.split_once('/')?;
     let (queues, entries): (u32, usize) = (queues.parse().ok()?, entries.parse().ok()?);
     // An attribute has at most 64 KiB.
@@ -341,48 +452,80 @@ mod tests {
     }
 
     fn bytes(group: &Group, changed: &[Change<'_>]) -> Vec<u8> {
-        let attributes = changed.iter().filter_map(|change| group.attribute(change)).collect();
+        let attributes = changed
+            .iter()
+            .filter_map(|change| group.attribute(change))
+            .collect();
         let message = request(0x14, group.set, Index::MIN.saturating_add(4), attributes);
         assert_eq!(message.kind, 0x14);
         message.payload
     }
 
     fn head(command: u8) -> Vec<u8> {
-        [&[command, 1, 0, 0][..], &[20, 0, 1, 0x80, 8, 0, 1, 0, 5, 0, 0, 0, 8, 0, 3, 0, 3, 0, 0, 0]].concat()
+        [
+            &[command, 1, 0, 0][..],
+            &[
+                20, 0, 1, 0x80, 8, 0, 1, 0, 5, 0, 0, 0, 8, 0, 3, 0, 3, 0, 0, 0,
+            ],
+        ]
+        .concat()
     }
 
-    /// As Linux answers ETHTOOL_MSG_PAUSE_GET with statistics: PAUSE_STATS is nested, and its counters may have padding between.
+    /// As Linux answers ETHTOOL_MSG_PAUSE_GET with statistics: PAUSE_STATS is nested, and its
+    /// counters may have padding between.
     #[test]
     fn pause_frames_are_read_from_these_bytes() {
         let autoneg = [5, 0, 2, 0, 1, 0, 0, 0];
         let stats = [
-            32, 0, 5, 0x80, 4, 0, 1, 0, 12, 0, 2, 0, 7, 0, 0, 0, 0, 0, 0, 0, 12, 0, 3, 0, 0, 1, 0, 0, 0, 0,
-            0, 0,
+            32, 0, 5, 0x80, 4, 0, 1, 0, 12, 0, 2, 0, 7, 0, 0, 0, 0, 0, 0, 0, 12, 0, 3, 0, 0, 1, 0,
+            0, 0, 0, 0, 0,
         ];
         let reply = [&[22, 1, 0, 0][..], &autoneg, &stats].concat();
-        assert_eq!(pause_frames(&reply), BTreeMap::from([("tx_pause", 7), ("rx_pause", 256)]));
+        assert_eq!(
+            pause_frames(&reply),
+            BTreeMap::from([("tx_pause", 7), ("rx_pause", 256)])
+        );
         assert_eq!(pause_frames(&reply[..12]), BTreeMap::new());
         assert_eq!(pause_frames(&[]), BTreeMap::new());
     }
 
-    /// ETHTOOL_MSG_RINGS_SET with _RX and _TX_PUSH, FEATURES_SET with a compact bitset, DEBUG_SET with one without
-    /// a mask: numbers from ethtool_netlink.h.
+    /// ETHTOOL_MSG_RINGS_SET with _RX and _TX_PUSH, FEATURES_SET with a compact bitset, DEBUG_SET
+    /// with one without a mask: numbers from ethtool_netlink.h.
     #[test]
     fn a_change_is_these_bytes() {
-        let rings = bytes(group("rings"), &[("rx", "256", "64"), ("tx-push", "1", "0")]);
-        assert_eq!(rings, [&head(16)[..], &[8, 0, 6, 0, 0, 1, 0, 0, 5, 0, 13, 0, 1, 0, 0, 0]].concat());
+        let rings = bytes(
+            group("rings"),
+            &[("rx", "256", "64"), ("tx-push", "1", "0")],
+        );
+        assert_eq!(
+            rings,
+            [
+                &head(16)[..],
+                &[8, 0, 6, 0, 0, 1, 0, 0, 5, 0, 13, 0, 1, 0, 0, 0]
+            ]
+            .concat()
+        );
         let features = bytes(group("features"), &[("wanted", "05000000", "06000000")]);
-        let set = [28, 0, 3, 0x80, 8, 0, 2, 0, 32, 0, 0, 0, 8, 0, 4, 0, 1, 0, 0, 0, 8, 0, 5, 0, 3, 0, 0, 0];
+        let set = [
+            28, 0, 3, 0x80, 8, 0, 2, 0, 32, 0, 0, 0, 8, 0, 4, 0, 1, 0, 0, 0, 8, 0, 5, 0, 3, 0, 0, 0,
+        ];
         assert_eq!(features, [&head(12)[..], &set].concat());
         let msglvl = bytes(group("msglvl"), &[("flags", "07000000", "ff000000")]);
-        let set = [24, 0, 2, 0x80, 8, 0, 2, 0, 32, 0, 0, 0, 8, 0, 4, 0, 7, 0, 0, 0, 4, 0, 1, 0];
+        let set = [
+            24, 0, 2, 0x80, 8, 0, 2, 0, 32, 0, 0, 0, 8, 0, 4, 0, 7, 0, 0, 0, 4, 0, 1, 0,
+        ];
         assert_eq!(msglvl, [&head(8)[..], &set].concat());
     }
 
     #[test]
     fn what_is_set_is_what_is_read() {
         let indir = hex(&[1u32, 0, 3].map(u32::to_ne_bytes).concat());
-        let was = [("hfunc", "1"), ("indir", "equal 8/128"), ("hkey", "0102ff"), ("indir", &indir)];
+        let was = [
+            ("hfunc", "1"),
+            ("indir", "equal 8/128"),
+            ("hkey", "0102ff"),
+            ("indir", &indir),
+        ];
         for (name, value) in was {
             let read = group("rss").parse(&bytes(group("rss"), &[(name, value, "")]));
             assert_eq!(read, [("rss", name, value.to_owned())]);

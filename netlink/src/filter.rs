@@ -20,8 +20,8 @@ use super::attributes;
 use super::link::Index;
 use super::{Message, Socket};
 
-// include/uapi/linux/pkt_sched.h and rtnetlink.h: TC_H_CLSACT with TC_H_MIN_INGRESS and TC_H_MIN_EGRESS. The
-// older qdisc `ingress` has the first handle as well.
+// include/uapi/linux/pkt_sched.h and rtnetlink.h: TC_H_CLSACT with TC_H_MIN_INGRESS and
+// TC_H_MIN_EGRESS. The older qdisc `ingress` has the first handle as well.
 const HOOKS: [(u32, &str); 2] = [(0xffff_fff2, "ingress"), (0xffff_fff3, "egress")];
 const TCA_KIND: u16 = 1;
 /// sizeof(struct tcmsg).
@@ -45,7 +45,9 @@ pub fn on(socket: &mut Socket, index: Index) -> Result<Option<Filter>> {
         if let Some(reply) = replies.first() {
             let all = reply.payload.get(HEADER_LEN..).unwrap_or_default();
             let kind = attributes(all).find(|one| one.kind() == TCA_KIND);
-            let kind = kind.and_then(|kind| parse_string(kind.value()).ok()).unwrap_or_default();
+            let kind = kind
+                .and_then(|kind| parse_string(kind.value()).ok())
+                .unwrap_or_default();
             return Ok(Some(Filter { kind, hook }));
         }
     }
@@ -54,6 +56,11 @@ pub fn on(socket: &mut Socket, index: Index) -> Result<Option<Filter>> {
 
 /// struct tcmsg: family and padding, ifindex, handle, parent, info.
 fn message(index: Index, parent: u32) -> Message {
-    let payload = [0, index.get(), 0, parent, 0].map(u32::to_ne_bytes).concat();
-    Message { kind: RTM_GETTFILTER, payload }
+    let payload = [0, index.get(), 0, parent, 0]
+        .map(u32::to_ne_bytes)
+        .concat();
+    Message {
+        kind: RTM_GETTFILTER,
+        payload,
+    }
 }

@@ -1,12 +1,13 @@
-//! Requests to the kernel over a synchronous netlink socket: links and VFs, addresses, routes, rules, neighbours, traffic
-//! filters, RDMA devices, ethtool, DCB and devlink.
+//! Requests to the kernel over a synchronous netlink socket: links and VFs, addresses, routes,
+//! rules, neighbours, traffic filters, RDMA devices, ethtool, DCB and devlink.
 //!
-//! Every request ends with an answer or an error: errors that end a dump, interrupted dumps, acknowledgements that were
-//! lost, and a kernel that does not answer are all told. A change that a busy driver refuses is made again for a while.
-//! Attributes that this crate does not know are kept where something is saved and set again.
+//! Every request ends with an answer or an error: errors that end a dump, interrupted dumps,
+//! acknowledgements that were lost, and a kernel that does not answer are all told. A change that a
+//! busy driver refuses is made again for a while. Attributes that this crate does not know are kept
+//! where something is saved and set again.
 //!
-//! A socket stays in the namespace in which it was opened. Whoever opens one on the host and one in the pod needs no
-//! further setns.
+//! A socket stays in the namespace in which it was opened. Whoever opens one on the host and one in
+//! the pod needs no further setns.
 //!
 //! ```
 //! use rail_netlink::{Socket, link};
@@ -42,9 +43,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use netlink_packet_core::{
-    DecodeError, DefaultNla, Emitable, NLA_F_NESTED, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_DUMP_INTR,
-    NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
-    NlaBuffer, NlasIterator,
+    DecodeError, DefaultNla, Emitable, NLA_F_NESTED, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP,
+    NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload, NetlinkSerializable, NlaBuffer, NlasIterator,
 };
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket as RawSocket, SocketAddr};
@@ -53,19 +54,22 @@ use nix::libc::MSG_TRUNC;
 use nix::sys::socket::{setsockopt, sockopt::ReceiveTimeout};
 use nix::sys::time::{TimeVal, TimeValLike as _};
 
-/// Size of the receive buffer. It is larger than any message: one attribute, such as the list of a PF's VFs,
-/// can have 64 KiB. A dump comes in datagrams as large as the buffer allows, up to 32 KiB (netlink_dump), and
-/// fewer datagrams are interrupted less often.
+/// Size of the receive buffer. It is larger than any message: one attribute, such as the list of a
+/// PF's VFs, can have 64 KiB. A dump comes in datagrams as large as the buffer allows, up to 32 KiB
+/// (netlink_dump), and fewer datagrams are interrupted less often.
 const ROOM: usize = 96 << 10;
-/// Time for an answer. The kernel answers within microseconds, or after the process that holds the RTNL lock.
+/// Time for an answer. The kernel answers within microseconds, or after the process that holds the
+/// RTNL lock.
 const PATIENCE_SECONDS: i64 = 30;
-/// Time for which a change is repeated while the kernel answers EBUSY: a driver does so while it resets (iavf
-/// after a change of VLAN, MAC or trust), or while other changes of the PF are under way.
+/// Time for which a change is repeated while the kernel answers EBUSY: a driver does so while it
+/// resets (iavf after a change of VLAN, MAC or trust), or while other changes of the PF are under
+/// way.
 const BUSY_PATIENCE: Duration = Duration::from_secs(5);
 const BUSY: [Errno; 4] = [Errno::EBUSY, Errno::EAGAIN, Errno::EINTR, Errno::ENOBUFS];
 /// Time for which an interrupted dump is repeated; IPv6 DAD alone interrupts dumps.
 const DUMP_PATIENCE: Duration = Duration::from_secs(5);
-/// The same for a dump whose caller accepts a part of it: a pod can make and remove links without end.
+/// The same for a dump whose caller accepts a part of it: a pod can make and remove links without
+/// end.
 const GLANCE_PATIENCE: Duration = Duration::from_millis(100);
 /// Pause before the second try; it doubles with every further try.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
@@ -79,7 +83,10 @@ struct Tries {
 
 impl Tries {
     fn within(patience: Duration) -> Tries {
-        Tries { deadline: Instant::now() + patience, pause: SHORTEST_PAUSE }
+        Tries {
+            deadline: Instant::now() + patience,
+            pause: SHORTEST_PAUSE,
+        }
     }
 
     /// Waits before the next try; `false` when the deadline has passed.
@@ -106,7 +113,9 @@ pub struct Error {
 impl Error {
     /// Whether `error` is the kernel's `errno`.
     pub fn is(error: &anyhow::Error, errno: Errno) -> bool {
-        error.downcast_ref::<Error>().is_some_and(|error| error.errno == errno)
+        error
+            .downcast_ref::<Error>()
+            .is_some_and(|error| error.errno == errno)
     }
 }
 
@@ -121,8 +130,9 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// A message of which only the type is decoded here. The library's enum of all rtnetlink messages would add the
-/// code for each of them, half a megabyte, and one message of a newer kernel would make a whole dump fail.
+/// A message of which only the type is decoded here. The library's enum of all rtnetlink messages
+/// would add the code for each of them, half a megabyte, and one message of a newer kernel would
+/// make a whole dump fail.
 #[derive(Clone, Debug)]
 struct Message {
     /// The type, RTM_*.
@@ -179,7 +189,10 @@ impl NetlinkDeserializable for Message {
     type Error = std::convert::Infallible;
 
     fn deserialize(header: &NetlinkHeader, payload: &[u8]) -> Result<Message, Self::Error> {
-        Ok(Message { kind: header.message_type, payload: payload.to_vec() })
+        Ok(Message {
+            kind: header.message_type,
+            payload: payload.to_vec(),
+        })
     }
 }
 
@@ -211,18 +224,29 @@ impl Socket {
             setsockopt(&raw, ReceiveTimeout, &TimeVal::seconds(PATIENCE_SECONDS))?;
             Ok(raw)
         };
-        Ok(Socket::over(open().context("cannot open a netlink socket")?))
+        Ok(Socket::over(
+            open().context("cannot open a netlink socket")?,
+        ))
     }
 
-    /// Talks over a socket that is connected: to the kernel, or to a program that answers in its place. The first request
-    /// has the sequence number 1.
+    /// Talks over a socket that is connected: to the kernel, or to a program that answers in its
+    /// place. The first request has the sequence number 1.
     pub fn over(raw: RawSocket) -> Socket {
-        Socket { raw, buffer: Vec::with_capacity(ROOM), awaited: 1..1 }
+        Socket {
+            raw,
+            buffer: Vec::with_capacity(ROOM),
+            awaited: 1..1,
+        }
     }
 
-    /// Makes a change, and returns when the kernel has made it. While the kernel answers EBUSY, the request is
-    /// repeated. The error begins with `what`.
-    fn change(&mut self, message: Message, flags: u16, what: impl FnOnce() -> String) -> Result<()> {
+    /// Makes a change, and returns when the kernel has made it. While the kernel answers EBUSY, the
+    /// request is repeated. The error begins with `what`.
+    fn change(
+        &mut self,
+        message: Message,
+        flags: u16,
+        what: impl FnOnce() -> String,
+    ) -> Result<()> {
         // The generic part is small, because the compiler makes a copy of it for each caller.
         match self.change_patiently(&message, flags)? {
             None => Ok(()),
@@ -230,8 +254,8 @@ impl Socket {
         }
     }
 
-    /// Makes a change like [`Socket::change`], but does not repeat it on EBUSY, for requests where EBUSY is
-    /// final.
+    /// Makes a change like [`Socket::change`], but does not repeat it on EBUSY, for requests where
+    /// EBUSY is final.
     fn change_once(&mut self, message: &Message, what: impl FnOnce() -> String) -> Result<()> {
         match self.try_change(message, 0)? {
             Answer::Ended(Some(refusal)) => Err(refused(what(), refusal)),
@@ -262,15 +286,20 @@ impl Socket {
     }
 
     fn try_change(&mut self, message: &Message, flags: u16) -> Result<Answer> {
-        self.send(std::slice::from_ref(message), NLM_F_REQUEST | NLM_F_ACK | flags)?;
+        self.send(
+            std::slice::from_ref(message),
+            NLM_F_REQUEST | NLM_F_ACK | flags,
+        )?;
         match self.receive()? {
-            Answer::Replies(_) => anyhow::bail!("the kernel sent data instead of an acknowledgement"),
+            Answer::Replies(_) => {
+                anyhow::bail!("the kernel sent data instead of an acknowledgement")
+            }
             answer => Ok(answer),
         }
     }
 
-    /// Requests one object; `None` when the kernel answers with one of `absent`, which mean that there is no
-    /// such object.
+    /// Requests one object; `None` when the kernel answers with one of `absent`, which mean that
+    /// there is no such object.
     fn get(&mut self, message: Message, absent: &[Errno], what: &str) -> Result<Option<Message>> {
         let mut tries = Tries::within(BUSY_PATIENCE);
         loop {
@@ -287,24 +316,36 @@ impl Socket {
         }
     }
 
-    /// Requests one object each with `requests`, which go to the kernel in one datagram. The answer has `None`
-    /// for each request that the kernel refuses.
+    /// Requests one object each with `requests`, which go to the kernel in one datagram. The answer
+    /// has `None` for each request that the kernel refuses.
     fn get_each(&mut self, messages: &[Message]) -> Result<Vec<Option<Message>>> {
         let replies = self.answers(messages, NLM_F_REQUEST)?.into_iter();
-        let inner =
-            |payload| if let NetlinkPayload::InnerMessage(reply) = payload { Some(reply) } else { None };
+        let inner = |payload| {
+            if let NetlinkPayload::InnerMessage(reply) = payload {
+                Some(reply)
+            } else {
+                None
+            }
+        };
         Ok(replies.map(|payload| payload.and_then(inner)).collect())
     }
 
-    /// The answer to each of these requests, which go to the kernel in one datagram; `None` for one that was lost.
-    fn answers(&mut self, messages: &[Message], flags: u16) -> Result<Vec<Option<NetlinkPayload<Message>>>> {
+    /// The answer to each of these requests, which go to the kernel in one datagram; `None` for one
+    /// that was lost.
+    fn answers(
+        &mut self,
+        messages: &[Message],
+        flags: u16,
+    ) -> Result<Vec<Option<NetlinkPayload<Message>>>> {
         self.send(messages, flags)?;
         let first = self.awaited.start;
         let mut answers: Vec<_> = messages.iter().map(|_| None).collect();
         let mut missing = messages.len();
         while missing > 0 {
             // The kernel drops a request if it has no memory left for the answer.
-            let Some(received) = self.datagram()? else { break };
+            let Some(received) = self.datagram()? else {
+                break;
+            };
             for (header, payload) in received {
                 let number = usize::try_from(header.sequence_number.wrapping_sub(first))?;
                 if let Some(answer) = answers.get_mut(number) {
@@ -324,10 +365,11 @@ impl Socket {
         }
     }
 
-    /// Requests all objects that match. If they keep changing while they are read, it returns those that it
-    /// saw, for callers that a pod might otherwise delay.
+    /// Requests all objects that match. If they keep changing while they are read, it returns those
+    /// that it saw, for callers that a pod might otherwise delay.
     fn glance(&mut self, message: &Message, absent: &[Errno], what: &str) -> Result<Vec<Message>> {
-        self.dump_within(GLANCE_PATIENCE, message, absent, what).map(|(seen, _)| seen)
+        self.dump_within(GLANCE_PATIENCE, message, absent, what)
+            .map(|(seen, _)| seen)
     }
 
     fn dump_within(
@@ -359,7 +401,8 @@ impl Socket {
         for (number, message) in (first..).zip(messages) {
             let mut header = NetlinkHeader::default();
             (header.flags, header.sequence_number) = (flags, number);
-            let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message.clone()));
+            let mut message =
+                NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message.clone()));
             message.finalize();
             let start = bytes.len();
             bytes.resize(start + message.buffer_len().next_multiple_of(4), 0);
@@ -379,14 +422,18 @@ impl Socket {
     fn receive(&mut self) -> Result<Answer> {
         loop {
             let mut replies = Vec::new();
-            let Some(received) = self.datagram()? else { return Ok(Answer::Lost) };
+            let Some(received) = self.datagram()? else {
+                return Ok(Answer::Lost);
+            };
             for (header, payload) in received {
                 match payload {
                     NetlinkPayload::InnerMessage(reply) => replies.push(reply),
                     NetlinkPayload::Error(error) => {
                         let refused = errno_of(error.raw_code()).map(|errno| {
-                            // After the error code come the header of the request and then attributes.
-                            let text = (header.flags & NLM_F_ACK_TLVS != 0).then(|| error.header.get(16..));
+                            // After the error code come the header of the request and then
+                            // attributes.
+                            let text = (header.flags & NLM_F_ACK_TLVS != 0)
+                                .then(|| error.header.get(16..));
                             (errno, text.flatten().and_then(extended_text))
                         });
                         return Ok(Answer::Ended(refused));
@@ -400,8 +447,8 @@ impl Socket {
         }
     }
 
-    /// Reads a dump to its end, even if it has to be repeated: its rest would be taken for the beginning of the
-    /// next one.
+    /// Reads a dump to its end, even if it has to be repeated: its rest would be taken for the
+    /// beginning of the next one.
     fn receive_dump(&mut self, all: &mut Vec<Message>) -> Result<Dump> {
         let mut interrupted = false;
         loop {
@@ -431,8 +478,8 @@ impl Socket {
         }
     }
 
-    /// The messages of one datagram that answer the last requests; `None` when the kernel dropped a message
-    /// (netlink_overrun).
+    /// The messages of one datagram that answer the last requests; `None` when the kernel dropped a
+    /// message (netlink_overrun).
     fn datagram(&mut self) -> Result<Option<Vec<Received>>> {
         loop {
             self.buffer.clear();
@@ -442,15 +489,17 @@ impl Socket {
                 }
                 Ok(_) => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
-                Err(error) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => return Ok(None),
+                Err(error) if error.raw_os_error() == Some(Errno::ENOBUFS as i32) => {
+                    return Ok(None);
+                }
                 Err(error) => return Err(error).context("netlink did not answer"),
             }
         }
         let mut messages = Vec::new();
         let mut rest = &self.buffer[..];
         while rest.len() >= 16 {
-            let message =
-                NetlinkMessage::<Message>::deserialize(rest).context("netlink sent a malformed message")?;
+            let message = NetlinkMessage::<Message>::deserialize(rest)
+                .context("netlink sent a malformed message")?;
             let length = usize::try_from(message.header.length)?.max(16);
             rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
             if self.awaited.contains(&message.header.sequence_number) {
@@ -478,7 +527,11 @@ enum Answer {
 const LOST: Refusal = (Errno::ENOBUFS, None);
 
 fn refused(what: String, (errno, extended): Refusal) -> anyhow::Error {
-    anyhow::Error::new(Error { errno, what, extended })
+    anyhow::Error::new(Error {
+        errno,
+        what,
+        extended,
+    })
 }
 
 enum Dump {
@@ -494,7 +547,9 @@ enum Seen {
 }
 
 fn is_busy(error: &io::Error) -> bool {
-    error.raw_os_error().is_some_and(|number| BUSY.contains(&Errno::from_raw(number)))
+    error
+        .raw_os_error()
+        .is_some_and(|number| BUSY.contains(&Errno::from_raw(number)))
 }
 
 /// The error codes of netlink are negative error numbers.
@@ -507,7 +562,11 @@ fn extended_text(attributes: &[u8]) -> Option<String> {
     const NLMSGERR_ATTR_MSG: u16 = 1;
     let mut all = NlasIterator::new(attributes).filter_map(Result::ok);
     let message = all.find(|attribute| attribute.kind() == NLMSGERR_ATTR_MSG)?;
-    Some(String::from_utf8_lossy(message.value()).trim_end_matches('\0').to_owned())
+    Some(
+        String::from_utf8_lossy(message.value())
+            .trim_end_matches('\0')
+            .to_owned(),
+    )
 }
 
 fn attributes(bytes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
@@ -519,10 +578,17 @@ fn nest(kind: u16, attributes: &[DefaultNla]) -> DefaultNla {
     attributes.emit(&mut value);
     DefaultNla::new(kind | NLA_F_NESTED, value)
 }
-/// The first error, with the others as its context: what is done although something before it failed.
+/// The first error, with the others as its context: what is done although something before it
+/// failed.
 pub fn all_of(steps: impl IntoIterator<Item = anyhow::Result<()>>) -> anyhow::Result<()> {
     let mut errors = steps.into_iter().filter_map(Result::err);
-    let Some(first) = errors.next() else { return Ok(()) };
+    let Some(first) = errors.next() else {
+        return Ok(());
+    };
     let others: Vec<_> = errors.map(|error| format!("{error:#}")).collect();
-    if others.is_empty() { Err(first) } else { Err(first.context(format!("{}; first", others.join("; ")))) }
+    if others.is_empty() {
+        Err(first)
+    } else {
+        Err(first.context(format!("{}; first", others.join("; "))))
+    }
 }

@@ -1,5 +1,5 @@
-//! The neighbour table: which addresses have answered on a link. The kernel itself sends the requests, with ARP
-//! or neighbour discovery.
+//! The neighbour table: which addresses have answered on a link. The kernel itself sends the
+//! requests, with ARP or neighbour discovery.
 //!
 //! ```
 //! use rail_netlink::{Socket, link, neighbour};
@@ -28,11 +28,14 @@ use nix::libc::{RTM_DELNEIGH, RTM_GETNEIGH, RTM_NEWNEIGH};
 use super::link::Index;
 use super::{Error, Message, Socket};
 
-/// The state of `address` in the table of the link with this index; [`State::None`] when there is no entry.
+/// The state of `address` in the table of the link with this index; [`State::None`] when there is
+/// no entry.
 pub fn state(socket: &mut Socket, index: Index, address: IpAddr) -> Result<State> {
     let what = || format!("cannot look up the neighbour {address}");
     let message = Message::new(RTM_GETNEIGH, &message(index, address));
-    let Some(reply) = socket.get(message, &[Errno::ENOENT], &what())? else { return Ok(State::None) };
+    let Some(reply) = socket.get(message, &[Errno::ENOENT], &what())? else {
+        return Ok(State::None);
+    };
     let header = reply.decode(NeighbourHeader::parse);
     header
         .map(|header| header.state)
@@ -42,35 +45,53 @@ pub fn state(socket: &mut Socket, index: Index, address: IpAddr) -> Result<State
 /// Removes the entry for `address`.
 pub fn forget(socket: &mut Socket, index: Index, address: IpAddr) -> Result<()> {
     let message = Message::new(RTM_DELNEIGH, &message(index, address));
-    let removed = socket.change(message, 0, || format!("cannot remove the neighbour {address}"));
-    removed.or_else(|error| if Error::is(&error, Errno::ENOENT) { Ok(()) } else { Err(error) })
+    let removed = socket.change(message, 0, || {
+        format!("cannot remove the neighbour {address}")
+    });
+    removed.or_else(|error| {
+        if Error::is(&error, Errno::ENOENT) {
+            Ok(())
+        } else {
+            Err(error)
+        }
+    })
 }
 
-/// Makes the kernel send a request for `address` to everybody on the link, if there is no entry for it.
+/// Makes the kernel send a request for `address` to everybody on the link, if there is no entry for
+/// it.
 pub fn ask(socket: &mut Socket, index: Index, address: IpAddr) -> Result<()> {
     let mut message = message(index, address);
     message.header.flags = NeighbourFlags::Use;
     let message = Message::new(RTM_NEWNEIGH, &message);
-    socket
-        .change(message, NLM_F_CREATE, || format!("cannot make the kernel look for the neighbour {address}"))
+    socket.change(message, NLM_F_CREATE, || {
+        format!("cannot make the kernel look for the neighbour {address}")
+    })
 }
 
-/// Makes the kernel send a request for `address`, and again whenever there is no answer or the last one is old, as long as
-/// the entry exists: also when the carrier comes only later (NTF_EXT_MANAGED, since Linux 5.16). Older kernels ask once.
+/// Makes the kernel send a request for `address`, and again whenever there is no answer or the last
+/// one is old, as long as the entry exists: also when the carrier comes only later
+/// (NTF_EXT_MANAGED, since Linux 5.16). Older kernels ask once.
 pub fn keep_asking(socket: &mut Socket, index: Index, address: IpAddr) -> Result<()> {
     let mut message = message(index, address);
     message.header.flags = NeighbourFlags::Use;
-    message.attributes.push(NeighbourAttribute::ExtFlags(NeighbourExtFlags::Managed));
+    message
+        .attributes
+        .push(NeighbourAttribute::ExtFlags(NeighbourExtFlags::Managed));
     let message = Message::new(RTM_NEWNEIGH, &message);
-    socket.change(message, NLM_F_CREATE, || format!("cannot make the kernel ask for the neighbour {address}"))
+    socket.change(message, NLM_F_CREATE, || {
+        format!("cannot make the kernel ask for the neighbour {address}")
+    })
 }
 
-/// Makes the kernel ask the known owner of `address` whether it is still there. Traffic to the address goes on.
+/// Makes the kernel ask the known owner of `address` whether it is still there. Traffic to the
+/// address goes on.
 pub fn confirm(socket: &mut Socket, index: Index, address: IpAddr) -> Result<()> {
     let mut message = message(index, address);
     message.header.state = State::Probe;
     let message = Message::new(RTM_NEWNEIGH, &message);
-    socket.change(message, 0, || format!("cannot make the kernel confirm the neighbour {address}"))
+    socket.change(message, 0, || {
+        format!("cannot make the kernel confirm the neighbour {address}")
+    })
 }
 
 /// The request for `address` on the link with this index.

@@ -46,7 +46,8 @@ const RTAX_ADVMSS: u16 = 8;
 pub struct Route {
     /// Destination.
     pub dst: IpNet,
-    /// Next hop; `None` if the destination is on the link. An IPv4 route can have an IPv6 next hop (Linux 5.2).
+    /// Next hop; `None` if the destination is on the link. An IPv4 route can have an IPv6 next hop
+    /// (Linux 5.2).
     pub gateway: Option<IpAddr>,
     /// Whether the next hop is on the link although no prefix of the host covers it.
     pub onlink: bool,
@@ -65,12 +66,22 @@ pub struct Route {
 impl Route {
     /// A route to `dst` in `table`, without further attributes.
     pub fn new(dst: IpNet, table: u32) -> Route {
-        Route { dst, gateway: None, onlink: false, table, metric: 0, mtu: None, advmss: None, scope: None }
+        Route {
+            dst,
+            gateway: None,
+            onlink: false,
+            table,
+            metric: 0,
+            mtu: None,
+            advmss: None,
+            scope: None,
+        }
     }
 
     /// Whether both routes lead the same way, as far as the kernel reports it.
     pub fn is_same_path(&self, other: &Route) -> bool {
-        (self.dst.trunc(), self.gateway, self.table) == (other.dst.trunc(), other.gateway, other.table)
+        (self.dst.trunc(), self.gateway, self.table)
+            == (other.dst.trunc(), other.gateway, other.table)
             && (self.metric == 0 || self.metric == other.metric)
     }
 }
@@ -79,7 +90,11 @@ impl std::fmt::Display for Route {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.dst)?;
         if let Some(gateway) = self.gateway {
-            let inet6 = if gateway.is_ipv6() && self.dst.addr().is_ipv4() { "inet6 " } else { "" };
+            let inet6 = if gateway.is_ipv6() && self.dst.addr().is_ipv4() {
+                "inet6 "
+            } else {
+                ""
+            };
             write!(f, " via {inet6}{gateway}")?;
         }
         if self.table != MAIN {
@@ -89,10 +104,13 @@ impl std::fmt::Display for Route {
     }
 }
 
-/// Adds `route` through the link with this index. An equal route through any link is an error (EEXIST).
+/// Adds `route` through the link with this index. An equal route through any link is an error
+/// (EEXIST).
 pub fn add(socket: &mut Socket, index: Index, route: &Route) -> Result<()> {
     let message = Message::new(RTM_NEWROUTE, &message(index, route));
-    socket.change(message, NLM_F_CREATE | NLM_F_EXCL, || format!("cannot add the route {route}"))
+    socket.change(message, NLM_F_CREATE | NLM_F_EXCL, || {
+        format!("cannot add the route {route}")
+    })
 }
 
 /// The request for `route`.
@@ -126,13 +144,19 @@ pub fn message(index: Index, route: &Route) -> RouteMessage {
         IpAddr::V4(addr) => build!(Ipv4Addr, V4, addr),
         IpAddr::V6(addr) => build!(Ipv6Addr, V6, addr),
     };
-    let metrics: Vec<_> =
-        route.mtu.map(RouteMetric::Mtu).into_iter().chain(route.advmss.map(RouteMetric::Advmss)).collect();
+    let metrics: Vec<_> = route
+        .mtu
+        .map(RouteMetric::Mtu)
+        .into_iter()
+        .chain(route.advmss.map(RouteMetric::Advmss))
+        .collect();
     if !metrics.is_empty() {
         message.attributes.push(RouteAttribute::Metrics(metrics));
     }
     if let (IpNet::V4(_), Some(IpAddr::V6(gateway))) = (route.dst, route.gateway) {
-        message.attributes.push(RouteAttribute::Via(RouteVia::Inet6(gateway)));
+        message
+            .attributes
+            .push(RouteAttribute::Via(RouteVia::Inet6(gateway)));
     }
     message
 }
@@ -148,32 +172,49 @@ pub fn all(socket: &mut Socket) -> Result<Vec<(Index, Route)>> {
 pub fn through(socket: &mut Socket, index: Index) -> Result<Vec<Route>> {
     let mut routes = dump(socket, AddressFamily::Inet, Some(index))?;
     routes.extend(dump(socket, AddressFamily::Inet6, Some(index))?);
-    Ok(routes.into_iter().filter(|(of, _)| *of == index).map(|(_, route)| route).collect())
+    Ok(routes
+        .into_iter()
+        .filter(|(of, _)| *of == index)
+        .map(|(_, route)| route)
+        .collect())
 }
 
-fn dump(socket: &mut Socket, family: AddressFamily, index: Option<Index>) -> Result<Vec<(Index, Route)>> {
+fn dump(
+    socket: &mut Socket,
+    family: AddressFamily,
+    index: Option<Index>,
+) -> Result<Vec<(Index, Route)>> {
     let mut message = RouteMessage::default();
     message.header.address_family = family;
     if let Some(index) = index {
         message.attributes.push(RouteAttribute::Oif(index.get()));
     }
     let message = Message::new(RTM_GETROUTE, &message);
-    // A kernel without IPv6 answers EOPNOTSUPP; a filter on a link that is gone makes it answer ENODEV.
+    // A kernel without IPv6 answers EOPNOTSUPP; a filter on a link that is gone makes it answer
+    // ENODEV.
     let absent = [Errno::ENODEV, Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
     let replies = socket.dump(&message, &absent, "cannot list routes")?;
-    Ok(replies.iter().flat_map(|reply| parse(&reply.payload)).collect())
+    Ok(replies
+        .iter()
+        .flat_map(|reply| parse(&reply.payload))
+        .collect())
 }
 
-/// Returns one entry per next hop. Local, broadcast and blackhole routes lead through no link and are left out. Only the
-/// attributes that are used are read: an encapsulation that nobody here knows must not hide the route.
+/// Returns one entry per next hop. Local, broadcast and blackhole routes lead through no link and
+/// are left out. Only the attributes that are used are read: an encapsulation that nobody here
+/// knows must not hide the route.
 pub(super) fn parse(payload: &[u8]) -> Vec<(Index, Route)> {
-    let Ok(header) = RouteHeader::parse(payload) else { return Vec::new() };
+    let Ok(header) = RouteHeader::parse(payload) else {
+        return Vec::new();
+    };
     let any = match header.address_family {
         AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         AddressFamily::Inet6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
         _ => return Vec::new(),
     };
-    let Ok(dst) = IpNet::new(any, header.destination_prefix_length) else { return Vec::new() };
+    let Ok(dst) = IpNet::new(any, header.destination_prefix_length) else {
+        return Vec::new();
+    };
     if header.kind != RouteType::Unicast {
         return Vec::new();
     }
@@ -183,7 +224,9 @@ pub(super) fn parse(payload: &[u8]) -> Vec<(Index, Route)> {
         let value = attribute.value();
         match attribute.kind() {
             RTA_DST => {
-                route.dst = ip(value).and_then(|addr| IpNet::new(addr, dst.prefix_len()).ok()).unwrap_or(dst)
+                route.dst = ip(value)
+                    .and_then(|addr| IpNet::new(addr, dst.prefix_len()).ok())
+                    .unwrap_or(dst)
             }
             RTA_GATEWAY | RTA_VIA => route.gateway = gateway(&attribute),
             RTA_TABLE => route.table = parse_u32(value).unwrap_or(route.table),
@@ -202,8 +245,18 @@ pub(super) fn parse(payload: &[u8]) -> Vec<(Index, Route)> {
             _ => (),
         }
     }
-    let mut all: Vec<_> =
-        hops.into_iter().map(|(index, gateway)| (index, Route { gateway, ..route.clone() })).collect();
+    let mut all: Vec<_> = hops
+        .into_iter()
+        .map(|(index, gateway)| {
+            (
+                index,
+                Route {
+                    gateway,
+                    ..route.clone()
+                },
+            )
+        })
+        .collect();
     all.extend(oif.map(|index| (index, route)));
     all
 }
@@ -214,7 +267,9 @@ fn next_hops(mut bytes: &[u8]) -> Vec<(Index, Option<IpAddr>)> {
     while let Some((head, _)) = bytes.split_first_chunk::<8>() {
         let length = usize::from(u16::from_ne_bytes([head[0], head[1]]));
         let index = Index::new(u32::from_ne_bytes([head[4], head[5], head[6], head[7]]));
-        let Some(of_hop) = bytes.get(head.len()..length) else { break };
+        let Some(of_hop) = bytes.get(head.len()..length) else {
+            break;
+        };
         hops.extend(index.map(|index| (index, attributes(of_hop).find_map(|one| gateway(&one)))));
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
@@ -232,7 +287,8 @@ fn gateway(attribute: &NlaBuffer<&[u8]>) -> Option<IpAddr> {
 
 fn ip(bytes: &[u8]) -> Option<IpAddr> {
     let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
-    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
+    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from))
+        .ok()
 }
 
 #[cfg(test)]
@@ -254,9 +310,17 @@ mod tests {
         message.emit(&mut bytes);
         assert_eq!(bytes[0], 2, "AF_INET");
         let via = [&[22, 0, 18, 0, 10, 0, 0xfe, 0x80][..], &[0; 13], &[1, 0, 0]].concat();
-        assert!(bytes.windows(via.len()).any(|part| part == via), "{bytes:?}");
-        assert!(!bytes.windows(4).any(|part| part == [8, 0, 5, 0]), "no RTA_GATEWAY: {bytes:?}");
-        let [(through, read)] = &parse(&bytes)[..] else { panic!("one route") };
+        assert!(
+            bytes.windows(via.len()).any(|part| part == via),
+            "{bytes:?}"
+        );
+        assert!(
+            !bytes.windows(4).any(|part| part == [8, 0, 5, 0]),
+            "no RTA_GATEWAY: {bytes:?}"
+        );
+        let [(through, read)] = &parse(&bytes)[..] else {
+            panic!("one route")
+        };
         assert_eq!((*through, read), (index, &route));
         assert_eq!(read.to_string(), "10.64.0.0/13 via inet6 fe80::1");
     }
@@ -269,13 +333,25 @@ mod tests {
             metric,
             ..Route::new("172.16.0.0/12".parse().unwrap(), 100)
         };
-        let found = Route { mtu: Some(9000), ..wanted(1000) };
+        let found = Route {
+            mtu: Some(9000),
+            ..wanted(1000)
+        };
         assert!(wanted(1000).is_same_path(&found) && wanted(0).is_same_path(&found));
         let others = [
             wanted(1001),
-            Route { gateway: None, ..wanted(1000) },
-            Route { table: MAIN, ..wanted(1000) },
-            Route { dst: "172.16.0.0/13".parse().unwrap(), ..wanted(1000) },
+            Route {
+                gateway: None,
+                ..wanted(1000)
+            },
+            Route {
+                table: MAIN,
+                ..wanted(1000)
+            },
+            Route {
+                dst: "172.16.0.0/13".parse().unwrap(),
+                ..wanted(1000)
+            },
         ];
         for other in others {
             assert!(!other.is_same_path(&found), "{other:?}");
@@ -310,7 +386,14 @@ mod tests {
         let expected = |index: u32, gateway: &str| {
             let route = Route::new("172.16.0.0/12".parse().unwrap(), MAIN);
             let gateway = Some(gateway.parse().unwrap());
-            (Index::new(index).unwrap(), Route { gateway, mtu: Some(9000), ..route })
+            (
+                Index::new(index).unwrap(),
+                Route {
+                    gateway,
+                    mtu: Some(9000),
+                    ..route
+                },
+            )
         };
         assert_eq!(read, [expected(3, "10.0.0.1"), expected(4, "10.0.0.2")]);
         assert_eq!(parse(&header[..8]), []);

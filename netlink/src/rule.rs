@@ -41,12 +41,20 @@ impl std::fmt::Display for Rule {
     }
 }
 
-/// Adds `rule`, unless an equal rule exists: that one can only be stale, of an attachment whose record was
-/// lost.
+/// Adds `rule`, unless an equal rule exists: that one can only be stale, of an attachment whose
+/// record was lost.
 pub fn add(socket: &mut Socket, rule: &Rule) -> Result<()> {
     let message = Message::new(RTM_NEWRULE, &message(rule));
-    let added = socket.change(message, NLM_F_CREATE | NLM_F_EXCL, || format!("cannot add the rule {rule}"));
-    added.or_else(|error| if Error::is(&error, Errno::EEXIST) { Ok(()) } else { Err(error) })
+    let added = socket.change(message, NLM_F_CREATE | NLM_F_EXCL, || {
+        format!("cannot add the rule {rule}")
+    });
+    added.or_else(|error| {
+        if Error::is(&error, Errno::EEXIST) {
+            Ok(())
+        } else {
+            Err(error)
+        }
+    })
 }
 
 /// Removes `rule`. It is no error if the rule does not exist.
@@ -91,36 +99,55 @@ pub fn all(socket: &mut Socket) -> Result<(Vec<Rule>, Vec<u32>)> {
             }
         }
         tables.push(table);
-        rules.extend(from.map(|from| Rule { from, table, priority }));
+        rules.extend(from.map(|from| Rule {
+            from,
+            table,
+            priority,
+        }));
     }
     Ok((rules, tables))
 }
 
-/// The tables of the rules of both families that hold for what they do not match (`ip rule add not ...`).
+/// The tables of the rules of both families that hold for what they do not match (`ip rule add not
+/// ...`).
 pub fn inverted(socket: &mut Socket) -> Result<Vec<u32>> {
     let is_inverted = |message: &&RuleMessage| message.header.flags.contains(RuleFlags::Invert);
-    Ok(dump(socket)?.iter().filter(is_inverted).map(table).collect())
+    Ok(dump(socket)?
+        .iter()
+        .filter(is_inverted)
+        .map(table)
+        .collect())
 }
 
-/// The tables of all rules of both families, each with the source prefix to which its rule is limited; `None` where a rule
-/// holds for other packets as well.
+/// The tables of all rules of both families, each with the source prefix to which its rule is
+/// limited; `None` where a rule holds for other packets as well.
 pub fn sources(socket: &mut Socket) -> Result<Vec<(u32, Option<IpNet>)>> {
     let source = |message: &RuleMessage| {
         let is_from = !message.header.flags.contains(RuleFlags::Invert);
-        let from = message.attributes.iter().find_map(|attribute| match attribute {
-            RuleAttribute::Source(from) => Some(*from),
-            _ => None,
-        });
-        from.filter(|_| is_from).and_then(|from| IpNet::new(from, message.header.src_len).ok())
+        let from = message
+            .attributes
+            .iter()
+            .find_map(|attribute| match attribute {
+                RuleAttribute::Source(from) => Some(*from),
+                _ => None,
+            });
+        from.filter(|_| is_from)
+            .and_then(|from| IpNet::new(from, message.header.src_len).ok())
     };
-    Ok(dump(socket)?.iter().map(|message| (table(message), source(message))).collect())
+    Ok(dump(socket)?
+        .iter()
+        .map(|message| (table(message), source(message)))
+        .collect())
 }
 
 fn table(message: &RuleMessage) -> u32 {
-    let number = message.attributes.iter().find_map(|attribute| match attribute {
-        RuleAttribute::Table(number) => Some(*number),
-        _ => None,
-    });
+    let number = message
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            RuleAttribute::Table(number) => Some(*number),
+            _ => None,
+        });
     number.unwrap_or_else(|| u32::from(message.header.table))
 }
 
@@ -132,7 +159,11 @@ fn dump(socket: &mut Socket) -> Result<Vec<RuleMessage>> {
         let message = Message::new(RTM_GETRULE, &message);
         let absent = [Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
         let replies = socket.dump(&message, &absent, "cannot list rules")?;
-        all.extend(replies.iter().filter_map(|reply| reply.decode(RuleMessage::parse)));
+        all.extend(
+            replies
+                .iter()
+                .filter_map(|reply| reply.decode(RuleMessage::parse)),
+        );
     }
     Ok(all)
 }

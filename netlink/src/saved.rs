@@ -1,5 +1,5 @@
-//! Addresses, routes and permanent neighbours of a link, saved as the kernel reports them. What is set again has all of
-//! its attributes, also those that this program does not know.
+//! Addresses, routes and permanent neighbours of a link, saved as the kernel reports them. What is
+//! set again has all of its attributes, also those that this program does not know.
 //!
 //! ```
 //! use rail_netlink::{Socket, link, saved};
@@ -25,10 +25,10 @@ use netlink_packet_core::{
 use netlink_packet_route::address::AddressMessage;
 use nix::errno::Errno;
 use nix::libc::{
-    AF_INET, AF_INET6, IFA_CACHEINFO, IFA_F_DADFAILED, IFA_F_NODAD, IFA_F_TEMPORARY, IFA_FLAGS, NDA_DST,
-    NUD_PERMANENT, RT_TABLE_LOCAL, RTA_CACHEINFO, RTA_DST, RTA_GATEWAY, RTA_MULTIPATH, RTA_OIF, RTA_PREFSRC,
-    RTA_PRIORITY, RTA_TABLE, RTA_VIA, RTM_GETADDR, RTM_GETNEIGH, RTM_GETROUTE, RTM_NEWADDR, RTM_NEWNEIGH,
-    RTM_NEWROUTE, RTN_UNICAST, RTPROT_KERNEL,
+    AF_INET, AF_INET6, IFA_CACHEINFO, IFA_F_DADFAILED, IFA_F_NODAD, IFA_F_TEMPORARY, IFA_FLAGS,
+    NDA_DST, NUD_PERMANENT, RT_TABLE_LOCAL, RTA_CACHEINFO, RTA_DST, RTA_GATEWAY, RTA_MULTIPATH,
+    RTA_OIF, RTA_PREFSRC, RTA_PRIORITY, RTA_TABLE, RTA_VIA, RTM_GETADDR, RTM_GETNEIGH,
+    RTM_GETROUTE, RTM_NEWADDR, RTM_NEWNEIGH, RTM_NEWROUTE, RTN_UNICAST, RTPROT_KERNEL,
 };
 use serde::{Deserialize, Serialize};
 
@@ -70,7 +70,11 @@ impl From<Saved> for String {
     fn from(saved: Saved) -> String {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let digit = |nibble: u8| char::from(DIGITS[usize::from(nibble & 15)]);
-        saved.0.iter().flat_map(|byte| [digit(byte >> 4), digit(*byte)]).collect()
+        saved
+            .0
+            .iter()
+            .flat_map(|byte| [digit(byte >> 4), digit(*byte)])
+            .collect()
     }
 }
 
@@ -80,7 +84,10 @@ impl TryFrom<String> for Saved {
     fn try_from(text: String) -> Result<Saved, &'static str> {
         let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
         let bytes: Option<Vec<u8>> = text.as_bytes().chunks(2).map(byte).collect();
-        bytes.filter(|_| text.len() % 2 == 0).map(Saved).ok_or("is not hexadecimal")
+        bytes
+            .filter(|_| text.len() % 2 == 0)
+            .map(Saved)
+            .ok_or("is not hexadecimal")
     }
 }
 
@@ -164,12 +171,20 @@ impl Saved {
     }
 
     fn message(self, kind: u16) -> Message {
-        Message { kind, payload: self.0 }
+        Message {
+            kind,
+            payload: self.0,
+        }
     }
 }
 
 /// A dump of both families, as it came.
-fn dump(socket: &mut Socket, kind: u16, header: usize, filter: Option<(u16, Index)>) -> Result<Vec<Saved>> {
+fn dump(
+    socket: &mut Socket,
+    kind: u16,
+    header: usize,
+    filter: Option<(u16, Index)>,
+) -> Result<Vec<Saved>> {
     let mut all = Vec::new();
     for family in [AF_INET, AF_INET6] {
         let mut bytes = vec![0; header];
@@ -181,7 +196,11 @@ fn dump(socket: &mut Socket, kind: u16, header: usize, filter: Option<(u16, Inde
         // A kernel without IPv6 answers EOPNOTSUPP or EAFNOSUPPORT.
         let absent = [Errno::ENODEV, Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
         let message = Message::raw(kind, &bytes, &attributes);
-        let replies = socket.dump(&message, &absent, "cannot list what the host has on the device")?;
+        let replies = socket.dump(
+            &message,
+            &absent,
+            "cannot list what the host has on the device",
+        )?;
         let of_family = replies.into_iter().map(|reply| Saved(reply.payload));
         all.extend(of_family.filter(|one| one.family() == family));
     }
@@ -190,16 +209,25 @@ fn dump(socket: &mut Socket, kind: u16, header: usize, filter: Option<(u16, Inde
 
 /// Reports an error, unless the object is there already.
 fn unless_there(done: Result<()>) -> Result<()> {
-    done.or_else(|error| if Error::is(&error, Errno::EEXIST) { Ok(()) } else { Err(error) })
+    done.or_else(|error| {
+        if Error::is(&error, Errno::EEXIST) {
+            Ok(())
+        } else {
+            Err(error)
+        }
+    })
 }
 
-/// The addresses of the link with this index, in the order in which they were set. Temporary ones of IPv6 are left out:
-/// only the kernel makes them.
+/// The addresses of the link with this index, in the order in which they were set. Temporary ones
+/// of IPv6 are left out: only the kernel makes them.
 pub fn addresses(socket: &mut Socket, index: Index) -> Result<Vec<Saved>> {
     let all = dump(socket, RTM_GETADDR, ADDRESS_HEADER, None)?;
     let is_ours = |one: &Saved| one.u32_at(ADDRESS_INDEX) == Some(index.get());
     let is_temporary = |one: &Saved| one.family() == AF_INET6 && one.flags() & IFA_F_TEMPORARY != 0;
-    Ok(all.into_iter().filter(|one| is_ours(one) && !is_temporary(one)).collect())
+    Ok(all
+        .into_iter()
+        .filter(|one| is_ours(one) && !is_temporary(one))
+        .collect())
 }
 
 /// An address.
@@ -211,7 +239,8 @@ impl Saved {
 
     /// Whether it has a lifetime, as DHCP and routers give them.
     pub fn is_dynamic(&self) -> bool {
-        self.lifetime(0, Duration::ZERO) != Left::Forever && self.lifetime(4, Duration::ZERO) != Left::Forever
+        self.lifetime(0, Duration::ZERO) != Left::Forever
+            && self.lifetime(4, Duration::ZERO) != Left::Forever
     }
 
     /// Whether its lifetime has ended, `age` after it was saved.
@@ -219,8 +248,9 @@ impl Saved {
         self.lifetime(4, age) == Left::Nothing
     }
 
-    /// Sets the address on `link`, `age` after it was saved, without duplicate address detection: the device had it all the
-    /// time. One that failed the detection gets it again. Returns whether it was still valid.
+    /// Sets the address on `link`, `age` after it was saved, without duplicate address detection:
+    /// the device had it all the time. One that failed the detection gets it again. Returns whether
+    /// it was still valid.
     pub fn set_address(&self, socket: &mut Socket, link: &Link, age: Duration) -> Result<bool> {
         if self.is_over(age) {
             return Ok(false);
@@ -233,7 +263,9 @@ impl Saved {
             again.set(place.start + 4..place.start + 8, valid.as_u32());
         }
         let what = || {
-            let net = self.address().map_or_else(String::new, |address| format!(" {}", address.net));
+            let net = self
+                .address()
+                .map_or_else(String::new, |address| format!(" {}", address.net));
             format!("cannot set the address{net} of {} again", link.name)
         };
         let flags = self.flags();
@@ -251,11 +283,18 @@ impl Saved {
             made => made?,
         }
         // The flag would stay, and later detections would be left out as well.
-        socket.change(again.message(RTM_NEWADDR), NLM_F_REPLACE, what).map(|()| true)
+        socket
+            .change(again.message(RTM_NEWADDR), NLM_F_REPLACE, what)
+            .map(|()| true)
     }
 
     /// Takes the flag off the address that `link` has: a call that was killed left it there.
-    fn clear_nodad(&self, socket: &mut Socket, link: &Link, what: impl Fn() -> String) -> Result<()> {
+    fn clear_nodad(
+        &self,
+        socket: &mut Socket,
+        link: &Link,
+        what: impl Fn() -> String,
+    ) -> Result<()> {
         let ours = self.address().map(|address| address.net);
         let mut all = addresses(socket, link.index)?.into_iter();
         let is_it = |one: &Saved| one.address().map(|address| address.net) == ours;
@@ -272,22 +311,35 @@ impl Saved {
 
     /// struct ifa_cacheinfo: preferred, valid.
     fn lifetime(&self, at: usize, age: Duration) -> Left {
-        let place =
-            self.place(ADDRESS_HEADER, IFA_CACHEINFO).map(|place| place.start + at..place.start + at + 4);
-        Left::after(place.and_then(|place| self.u32_at(place)).unwrap_or(FOREVER), age)
+        let place = self
+            .place(ADDRESS_HEADER, IFA_CACHEINFO)
+            .map(|place| place.start + at..place.start + at + 4);
+        Left::after(
+            place
+                .and_then(|place| self.u32_at(place))
+                .unwrap_or(FOREVER),
+            age,
+        )
     }
 }
 
-/// The routes of all tables that lead through the link with this index, without those that the kernel itself keeps in
-/// the table `local`.
+/// The routes of all tables that lead through the link with this index, without those that the
+/// kernel itself keeps in the table `local`.
 pub fn routes(socket: &mut Socket, index: Index) -> Result<Vec<Saved>> {
     let all = dump(socket, RTM_GETROUTE, ROUTE_HEADER, Some((RTA_OIF, index)))?;
-    Ok(all.into_iter().filter(|one| one.is_through(index) && !one.is_local_of_kernel()).collect())
+    Ok(all
+        .into_iter()
+        .filter(|one| one.is_through(index) && !one.is_local_of_kernel())
+        .collect())
 }
 
-/// A route that does not lead through the link with this index, and whose source address is one of `addresses`, as text:
-/// the kernel removes it, or its source, together with the address.
-pub fn route_from(socket: &mut Socket, index: Index, addresses: &[IpAddr]) -> Result<Option<String>> {
+/// A route that does not lead through the link with this index, and whose source address is one of
+/// `addresses`, as text: the kernel removes it, or its source, together with the address.
+pub fn route_from(
+    socket: &mut Socket,
+    index: Index,
+    addresses: &[IpAddr],
+) -> Result<Option<String>> {
     let all = dump(socket, RTM_GETROUTE, ROUTE_HEADER, None)?;
     let is_one = |one: &Saved| {
         let source = one.address_in(ROUTE_HEADER, RTA_PREFSRC);
@@ -300,9 +352,12 @@ pub fn route_from(socket: &mut Socket, index: Index, addresses: &[IpAddr]) -> Re
 
 /// A route.
 impl Saved {
-    /// A route of several next hops, or of a nexthop object, which cannot be set again from one link's part of it.
+    /// A route of several next hops, or of a nexthop object, which cannot be set again from one
+    /// link's part of it.
     pub fn is_by_nexthops(&self) -> bool {
-        [RTA_MULTIPATH, RTA_NH_ID].into_iter().any(|kind| self.place(ROUTE_HEADER, kind).is_some())
+        [RTA_MULTIPATH, RTA_NH_ID]
+            .into_iter()
+            .any(|kind| self.place(ROUTE_HEADER, kind).is_some())
     }
 
     /// The length of the destination's prefix.
@@ -312,7 +367,8 @@ impl Saved {
 
     /// Its table.
     pub fn table(&self) -> u32 {
-        self.number(ROUTE_HEADER, RTA_TABLE).unwrap_or_else(|| u32::from(self.byte(4)))
+        self.number(ROUTE_HEADER, RTA_TABLE)
+            .unwrap_or_else(|| u32::from(self.byte(4)))
     }
 
     /// Whether the kernel made it of a router advertisement.
@@ -341,13 +397,18 @@ impl Saved {
             return route.to_string();
         }
         let dst = self.address_in(ROUTE_HEADER, RTA_DST);
-        let dst = dst.map_or_else(|| "default".to_owned(), |dst| format!("{dst}/{}", self.prefix_len()));
+        let dst = dst.map_or_else(
+            || "default".to_owned(),
+            |dst| format!("{dst}/{}", self.prefix_len()),
+        );
         format!("{dst} table {}", self.table())
     }
 
     /// Whether the next hop is on the link, so that later routes can have their gateways behind it.
     pub fn is_on_link(&self) -> bool {
-        [RTA_GATEWAY, RTA_VIA].into_iter().all(|kind| self.place(ROUTE_HEADER, kind).is_none())
+        [RTA_GATEWAY, RTA_VIA]
+            .into_iter()
+            .all(|kind| self.place(ROUTE_HEADER, kind).is_none())
     }
 
     /// Sets the route through `link`, which is up, `age` after it was saved.
@@ -355,25 +416,40 @@ impl Saved {
         let mut again = self.clone();
         again.set_number(ROUTE_HEADER, RTA_OIF, link.index.get());
         // The others say what became of the route, and the kernel refuses them.
-        again.set(ROUTE_FLAGS, self.u32_at(ROUTE_FLAGS).unwrap_or_default() & RTNH_F_ONLINK);
+        again.set(
+            ROUTE_FLAGS,
+            self.u32_at(ROUTE_FLAGS).unwrap_or_default() & RTNH_F_ONLINK,
+        );
         match self.expires(age) {
             Left::Forever => (),
             Left::Nothing => return Ok(()),
             Left::Seconds(left) => {
-                again.0.extend([8_u16, RTA_EXPIRES].map(u16::to_ne_bytes).concat());
+                again
+                    .0
+                    .extend([8_u16, RTA_EXPIRES].map(u16::to_ne_bytes).concat());
                 again.0.extend(left.to_ne_bytes());
             }
         }
-        let added = socket.change(again.message(RTM_NEWROUTE), NLM_F_CREATE | NLM_F_EXCL, || {
-            format!("cannot set the route {} of {} again", self.describe(), link.name)
-        });
+        let added = socket.change(
+            again.message(RTM_NEWROUTE),
+            NLM_F_CREATE | NLM_F_EXCL,
+            || {
+                format!(
+                    "cannot set the route {} of {} again",
+                    self.describe(),
+                    link.name
+                )
+            },
+        );
         unless_there(added)
     }
 
     /// The third member of struct rta_cacheinfo, which IPv4 does not have.
     fn expires(&self, age: Duration) -> Left {
         let info = self.place(ROUTE_HEADER, RTA_CACHEINFO);
-        let ticks = info.and_then(|info| self.u32_at(info.start + 8..info.start + 12)).unwrap_or_default();
+        let ticks = info
+            .and_then(|info| self.u32_at(info.start + 8..info.start + 12))
+            .unwrap_or_default();
         match i32::from_ne_bytes(ticks.to_ne_bytes()) {
             0 => Left::Forever,
             ticks => Left::after(u32::try_from(ticks / TICKS).unwrap_or_default(), age),
@@ -395,10 +471,17 @@ impl Saved {
 
 /// The permanent neighbours of the link with this index.
 pub fn neighbours(socket: &mut Socket, index: Index) -> Result<Vec<Saved>> {
-    let all = dump(socket, RTM_GETNEIGH, NEIGHBOUR_HEADER, Some((NDA_IFINDEX, index)))?;
+    let all = dump(
+        socket,
+        RTM_GETNEIGH,
+        NEIGHBOUR_HEADER,
+        Some((NDA_IFINDEX, index)),
+    )?;
     let is_ours = |one: &Saved| {
-        let state =
-            one.0.get(NEIGHBOUR_STATE).and_then(|state| Some(u16::from_ne_bytes(state.try_into().ok()?)));
+        let state = one
+            .0
+            .get(NEIGHBOUR_STATE)
+            .and_then(|state| Some(u16::from_ne_bytes(state.try_into().ok()?)));
         one.u32_at(NEIGHBOUR_INDEX) == Some(index.get()) && state == Some(NUD_PERMANENT)
     };
     Ok(all.into_iter().filter(is_ours).collect())
@@ -415,9 +498,15 @@ impl Saved {
     pub fn set_neighbour(&self, socket: &mut Socket, link: &Link) -> Result<()> {
         let mut again = self.clone();
         again.set(NEIGHBOUR_INDEX, link.index.get());
-        socket.change(again.message(RTM_NEWNEIGH), NLM_F_CREATE | NLM_F_REPLACE, || {
-            let address = self.neighbour().map_or_else(String::new, |address| format!(" {address}"));
-            format!("cannot set the neighbour{address} of {}", link.name)
-        })
+        socket.change(
+            again.message(RTM_NEWNEIGH),
+            NLM_F_CREATE | NLM_F_REPLACE,
+            || {
+                let address = self
+                    .neighbour()
+                    .map_or_else(String::new, |address| format!(" {address}"));
+                format!("cannot set the neighbour{address} of {}", link.name)
+            },
+        )
     }
 }

@@ -14,8 +14,9 @@
 use anyhow::Result;
 use netlink_packet_core::NlaBuffer;
 use netlink_packet_route::link::{
-    LinkAttribute, LinkExtentMask, LinkMessage, LinkVfInfo, VfInfo, VfInfoGuid, VfInfoLinkState, VfInfoMac,
-    VfInfoRate, VfInfoSpoofCheck, VfInfoTrust, VfLinkState, VfVlan, VfVlanInfo, VlanProtocol,
+    LinkAttribute, LinkExtentMask, LinkMessage, LinkVfInfo, VfInfo, VfInfoGuid, VfInfoLinkState,
+    VfInfoMac, VfInfoRate, VfInfoSpoofCheck, VfInfoTrust, VfLinkState, VfVlan, VfVlanInfo,
+    VlanProtocol,
 };
 use nix::errno::Errno;
 use nix::libc::{IFLA_VFINFO_LIST, RTM_GETLINK, RTM_SETLINK};
@@ -41,7 +42,8 @@ const IFLA_VF_VLAN_INFO: u16 = 1;
 const DOT1Q: u16 = 0x8100;
 const DOT1AD: u16 = 0x88a8;
 
-/// Settings of a VF. `None` means that a value was not requested, or that the driver does not report it.
+/// Settings of a VF. `None` means that a value was not requested, or that the driver does not
+/// report it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct VfState {
@@ -95,18 +97,67 @@ pub enum LinkState {
 }
 
 impl VfState {
-    /// The settings that are set, each alone under its key, with the names and in the order of sriov-cni.
+    /// The settings that are set, each alone under its key, with the names and in the order of
+    /// sriov-cni.
     pub fn settings(&self) -> Vec<(&'static str, VfState)> {
         let none = VfState::default;
         let each = [
-            ("vlan", VfState { vlan: self.vlan, ..none() }),
-            ("mac", VfState { mac: self.mac.clone(), ..none() }),
-            ("min_tx_rate/max_tx_rate", VfState { rate: self.rate, ..none() }),
-            ("spoofchk", VfState { spoofchk: self.spoofchk, ..none() }),
-            ("trust", VfState { trust: self.trust, ..none() }),
-            ("link_state", VfState { link_state: self.link_state, ..none() }),
-            ("infinibandGUID of the node", VfState { node_guid: self.node_guid, ..none() }),
-            ("infinibandGUID of the port", VfState { port_guid: self.port_guid, ..none() }),
+            (
+                "vlan",
+                VfState {
+                    vlan: self.vlan,
+                    ..none()
+                },
+            ),
+            (
+                "mac",
+                VfState {
+                    mac: self.mac.clone(),
+                    ..none()
+                },
+            ),
+            (
+                "min_tx_rate/max_tx_rate",
+                VfState {
+                    rate: self.rate,
+                    ..none()
+                },
+            ),
+            (
+                "spoofchk",
+                VfState {
+                    spoofchk: self.spoofchk,
+                    ..none()
+                },
+            ),
+            (
+                "trust",
+                VfState {
+                    trust: self.trust,
+                    ..none()
+                },
+            ),
+            (
+                "link_state",
+                VfState {
+                    link_state: self.link_state,
+                    ..none()
+                },
+            ),
+            (
+                "infinibandGUID of the node",
+                VfState {
+                    node_guid: self.node_guid,
+                    ..none()
+                },
+            ),
+            (
+                "infinibandGUID of the port",
+                VfState {
+                    port_guid: self.port_guid,
+                    ..none()
+                },
+            ),
         ];
         each.into_iter().filter(|(_, one)| *one != none()).collect()
     }
@@ -136,11 +187,14 @@ impl VfState {
         let parts = [
             self.mac.as_ref().map(|mac| format!("mac {mac}")),
             vlan,
-            self.rate.map(|(min, max)| format!("min_tx_rate {min} max_tx_rate {max}")),
+            self.rate
+                .map(|(min, max)| format!("min_tx_rate {min} max_tx_rate {max}")),
             self.spoofchk.map(|value| format!("spoofchk {}", on(value))),
             self.trust.map(|value| format!("trust {}", on(value))),
-            self.node_guid.map(|guid| format!("node_guid {}", format_mac(&guid.to_be_bytes()))),
-            self.port_guid.map(|guid| format!("port_guid {}", format_mac(&guid.to_be_bytes()))),
+            self.node_guid
+                .map(|guid| format!("node_guid {}", format_mac(&guid.to_be_bytes()))),
+            self.port_guid
+                .map(|guid| format!("port_guid {}", format_mac(&guid.to_be_bytes()))),
         ];
         parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
     }
@@ -197,11 +251,12 @@ pub enum Report {
     Known(VfState),
     /// The PF has no such VF, or a driver that reports none.
     NoSuchVf,
-    /// The PF's driver has nothing to say of this VF: there is none, or it is being reset (ice, i40e), or the PF is down
-    /// (bnxt). The kernel leaves a VF out of the list whose driver answers with an error (rtnl_fill_vfinfo).
+    /// The PF's driver has nothing to say of this VF: there is none, or it is being reset (ice,
+    /// i40e), or the PF is down (bnxt). The kernel leaves a VF out of the list whose driver answers
+    /// with an error (rtnl_fill_vfinfo).
     Silent,
-    /// The list of all VFs does not fit into a message (sriov-network-operator#1021, InfiniBand drivers):
-    /// settings can be made, but they cannot be read.
+    /// The list of all VFs does not fit into a message (sriov-network-operator#1021, InfiniBand
+    /// drivers): settings can be made, but they cannot be read.
     TooLong,
 }
 
@@ -215,8 +270,8 @@ impl Report {
     }
 }
 
-/// Reads what the PF with this index reports about its VF `number`. The answer has all VFs of the PF, some 300
-/// bytes each, and is read completely, whatever its size.
+/// Reads what the PF with this index reports about its VF `number`. The answer has all VFs of the
+/// PF, some 300 bytes each, and is read completely, whatever its size.
 pub fn state(socket: &mut Socket, pf: Index, number: u32) -> Result<Report> {
     let mut message = LinkMessage::default();
     message.header.index = pf.get();
@@ -228,10 +283,17 @@ pub fn state(socket: &mut Socket, pf: Index, number: u32) -> Result<Report> {
         Err(error) if Error::is(&error, Errno::EMSGSIZE) => return Ok(Report::TooLong),
         reply => reply?,
     };
-    let payload = reply.as_ref().and_then(|reply| reply.payload.get(HEADER_LEN..)).unwrap_or_default();
+    let payload = reply
+        .as_ref()
+        .and_then(|reply| reply.payload.get(HEADER_LEN..))
+        .unwrap_or_default();
     let list = attributes(payload).find(|attribute| kind(attribute) == IFLA_VFINFO_LIST);
-    let Some(list) = list else { return Ok(Report::NoSuchVf) };
-    let state = infos(list.value()).into_iter().find(|(vf, _)| *vf == number);
+    let Some(list) = list else {
+        return Ok(Report::NoSuchVf);
+    };
+    let state = infos(list.value())
+        .into_iter()
+        .find(|(vf, _)| *vf == number);
     Ok(state.map_or(Report::Silent, |(_, state)| Report::Known(state)))
 }
 
@@ -242,11 +304,13 @@ fn infos(list: &[u8]) -> Vec<(u32, VfState)> {
         .collect()
 }
 
-/// Parses the structures of if_link.h. The library takes "not supported", which is all bits set, for `off`; to
-/// restore that would change the VF.
+/// Parses the structures of if_link.h. The library takes "not supported", which is all bits set,
+/// for `off`; to restore that would change the VF.
 fn parse(info: &[u8]) -> Option<(u32, VfState)> {
     let word = |value: &[u8], at: usize| -> Option<u32> {
-        Some(u32::from_ne_bytes(value.get(4 * at..4 * at + 4)?.try_into().ok()?))
+        Some(u32::from_ne_bytes(
+            value.get(4 * at..4 * at + 4)?.try_into().ok()?,
+        ))
     };
     let switch = |value: &[u8]| match word(value, 1)? {
         0 => Some(false),
@@ -263,10 +327,15 @@ fn parse(info: &[u8]) -> Option<(u32, VfState)> {
                 number = word(value, 0);
                 state.mac = value.get(4..10).map(format_mac);
             }
-            IFLA_VF_VLAN => state.vlan = state.vlan.or(vlan(word(value, 1)?, word(value, 2)?, DOT1Q)),
+            IFLA_VF_VLAN => {
+                state.vlan = state.vlan.or(vlan(word(value, 1)?, word(value, 2)?, DOT1Q))
+            }
             IFLA_VF_VLAN_LIST => {
                 for one in attributes(value).filter(|one| kind(one) == IFLA_VF_VLAN_INFO) {
-                    let proto = one.value().get(12..14).and_then(|bytes| bytes.try_into().ok());
+                    let proto = one
+                        .value()
+                        .get(12..14)
+                        .and_then(|bytes| bytes.try_into().ok());
                     let proto = proto.map_or(DOT1Q, u16::from_be_bytes);
                     state.vlan = vlan(word(one.value(), 1)?, word(one.value(), 2)?, proto);
                 }
@@ -297,34 +366,60 @@ fn guid(value: &[u8]) -> Option<u64> {
 
 fn vlan(id: u32, qos: u32, proto: u16) -> Option<Vlan> {
     let is_dot1ad = proto == DOT1AD;
-    Some(Vlan { id: id.try_into().ok()?, qos: qos.try_into().ok()?, is_dot1ad })
+    Some(Vlan {
+        id: id.try_into().ok()?,
+        qos: qos.try_into().ok()?,
+        is_dot1ad,
+    })
 }
 
 fn kind(attribute: &NlaBuffer<&[u8]>) -> u16 {
     attribute.kind()
 }
 
-/// Makes the settings `wanted` on VF `number` of the PF, one attribute per request, so that an error names the
-/// setting.
-pub fn set(socket: &mut Socket, pf: Index, pf_name: &str, number: u32, wanted: &VfState) -> Result<()> {
+/// Makes the settings `wanted` on VF `number` of the PF, one attribute per request, so that an
+/// error names the setting.
+pub fn set(
+    socket: &mut Socket,
+    pf: Index,
+    pf_name: &str,
+    number: u32,
+    wanted: &VfState,
+) -> Result<()> {
     for (key, one) in wanted.settings() {
         let message = Message::new(RTM_SETLINK, &message(pf, number, &one));
-        socket.change(message, 0, || format!("{key}: the PF {pf_name} refuses {one} for its VF {number}"))?;
+        socket.change(message, 0, || {
+            format!("{key}: the PF {pf_name} refuses {one} for its VF {number}")
+        })?;
     }
     Ok(())
 }
 
 /// The request for one setting.
 pub fn message(pf: Index, number: u32, wanted: &VfState) -> LinkMessage {
-    let mac = wanted.mac.as_deref().and_then(parse_mac).map(|mac| VfInfo::Mac(VfInfoMac::new(number, &mac)));
+    let mac = wanted
+        .mac
+        .as_deref()
+        .and_then(parse_mac)
+        .map(|mac| VfInfo::Mac(VfInfoMac::new(number, &mac)));
     let vlan = wanted.vlan.map(|vlan| {
-        let protocol = if vlan.is_dot1ad { VlanProtocol::Ieee8021Ad } else { VlanProtocol::Ieee8021Q };
+        let protocol = if vlan.is_dot1ad {
+            VlanProtocol::Ieee8021Ad
+        } else {
+            VlanProtocol::Ieee8021Q
+        };
         let info = VfVlanInfo::new(number, u32::from(vlan.id), u32::from(vlan.qos), protocol);
         VfInfo::VlanList(vec![VfVlan::Info(info)])
     });
-    let rate = wanted.rate.map(|(min, max)| VfInfo::Rate(VfInfoRate::new(number, min, max)));
-    let spoofchk = wanted.spoofchk.map(|on| VfInfo::SpoofCheck(VfInfoSpoofCheck::new(number, on)));
-    let trust = wanted.trust.map(|on| VfInfo::Trust(VfInfoTrust::new(number, on)));
+    let rate = wanted
+        .rate
+        .map(|(min, max)| VfInfo::Rate(VfInfoRate::new(number, min, max)));
+    let spoofchk = wanted
+        .spoofchk
+        .map(|on| VfInfo::SpoofCheck(VfInfoSpoofCheck::new(number, on)));
+    let trust = wanted
+        .trust
+        .map(|on| VfInfo::Trust(VfInfoTrust::new(number, on)));
     let link_state = wanted.link_state.map(|state| {
         let state = match state {
             LinkState::Auto => VfLinkState::Auto,
@@ -333,12 +428,20 @@ pub fn message(pf: Index, number: u32, wanted: &VfState) -> LinkMessage {
         };
         VfInfo::LinkState(VfInfoLinkState::new(number, state))
     });
-    let node_guid = wanted.node_guid.map(|guid| VfInfo::IbNodeGuid(VfInfoGuid::new(number, guid)));
-    let port_guid = wanted.port_guid.map(|guid| VfInfo::IbPortGuid(VfInfoGuid::new(number, guid)));
-    let all = [mac, vlan, rate, spoofchk, trust, link_state, node_guid, port_guid];
+    let node_guid = wanted
+        .node_guid
+        .map(|guid| VfInfo::IbNodeGuid(VfInfoGuid::new(number, guid)));
+    let port_guid = wanted
+        .port_guid
+        .map(|guid| VfInfo::IbPortGuid(VfInfoGuid::new(number, guid)));
+    let all = [
+        mac, vlan, rate, spoofchk, trust, link_state, node_guid, port_guid,
+    ];
     let infos = all.into_iter().flatten().collect();
     let mut message = LinkUnspec::new_with_index(pf.get()).build();
-    message.attributes.push(LinkAttribute::VfInfoList(vec![LinkVfInfo(infos)]));
+    message
+        .attributes
+        .push(LinkAttribute::VfInfoList(vec![LinkVfInfo(infos)]));
     message
 }
 
@@ -347,13 +450,17 @@ mod tests {
     use super::*;
     use netlink_packet_core::Emitable as _;
 
-    /// What is sent for each setting is what is read of it: the kernel's structures are the same both ways
-    /// but for the VLAN, which has a second form.
+    /// What is sent for each setting is what is read of it: the kernel's structures are the same
+    /// both ways but for the VLAN, which has a second form.
     #[test]
     fn settings_are_read_as_they_are_written() {
         let wanted = VfState {
             mac: Some("02:00:00:00:00:07".into()),
-            vlan: Some(Vlan { id: 100, qos: 3, is_dot1ad: true }),
+            vlan: Some(Vlan {
+                id: 100,
+                qos: 3,
+                is_dot1ad: true,
+            }),
             rate: Some((100, 1000)),
             spoofchk: Some(false),
             trust: Some(true),
@@ -363,7 +470,9 @@ mod tests {
         };
         let mut bytes = vec![0; message(Index::MIN, 5, &wanted).buffer_len()];
         message(Index::MIN, 5, &wanted).emit(&mut bytes);
-        let list = attributes(&bytes[HEADER_LEN..]).find(|one| kind(one) == IFLA_VFINFO_LIST).unwrap();
+        let list = attributes(&bytes[HEADER_LEN..])
+            .find(|one| kind(one) == IFLA_VFINFO_LIST)
+            .unwrap();
         assert_eq!(infos(list.value()), [(5, wanted)]);
     }
 
@@ -376,6 +485,9 @@ mod tests {
         assert_eq!(IFLA_VF_SPOOFCHK, 4);
         let mac = [&[40, 0, 1, 0, 7, 0, 0, 0][..], &[0; 32]].concat();
         let (number, state) = parse(&[bytes, mac].concat()).unwrap();
-        assert_eq!((number, state.spoofchk, state.mac.as_deref()), (7, None, Some("00:00:00:00:00:00")));
+        assert_eq!(
+            (number, state.spoofchk, state.mac.as_deref()),
+            (7, None, Some("00:00:00:00:00:00"))
+        );
     }
 }

@@ -1,14 +1,14 @@
-//! ADD. Everything that can be refused is refused before anything changes; a failure after the journal was written undoes
-//! everything, as DEL does.
+//! ADD. Everything that can be refused is refused before anything changes; a failure after the
+//! journal was written undoes everything, as DEL does.
 //!
 //! 1. Read environment, stdin, node.json and configuration (`cni`, `config`).
-//! 2. Claim: lock the attachment, and undo an earlier, interrupted ADD of it. Find and lock the device. Restore it if a dead
-//!    pod left it; fail with error 11 if a living pod has it, or if a pending step keeps tenants apart (`claim`, `device`,
-//!    `pending`).
-//! 3. Plan: compare the device with rail, policy, MTU, uses by the host and `minPlanes`. Each step refuses what cannot work.
-//!    Write the journal (`steps`, `record`).
-//! 4. Apply: call the IPAM plugin, plan what depends on the address, and write the journal again. Then make the steps in
-//!    order.
+//! 2. Claim: lock the attachment, and undo an earlier, interrupted ADD of it. Find and lock the
+//!    device. Restore it if a dead pod left it; fail with error 11 if a living pod has it, or if a
+//!    pending step keeps tenants apart (`claim`, `device`, `pending`).
+//! 3. Plan: compare the device with rail, policy, MTU, uses by the host and `minPlanes`. Each step
+//!    refuses what cannot work. Write the journal (`steps`, `record`).
+//! 4. Apply: call the IPAM plugin, plan what depends on the address, and write the journal again.
+//!    Then make the steps in order.
 //! 5. Print the result.
 
 use std::path::Path;
@@ -58,10 +58,16 @@ pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<Ad
     let mut lock = records.locks.attachment(&key)?;
     lock.refuse_if_deleted()?;
     let node = request.node.clone();
-    let mut attach = request.plan(&key, &records, &node).map_err(|error| request.conf.with_rail(error))?;
+    let mut attach = request
+        .plan(&key, &records, &node)
+        .map_err(|error| request.conf.with_rail(error))?;
     match request.apply(&mut attach) {
         Ok(leased) => {
-            log::info!("{} is {} of the pod", attach.device.describe(), attachment.ifname);
+            log::info!(
+                "{} is {} of the pod",
+                attach.device.describe(),
+                attachment.ifname
+            );
             Ok(request.report(&attach, leased))
         }
         Err(error) => {
@@ -83,7 +89,8 @@ struct Request<'a> {
     netns: Option<Netns>,
 }
 
-/// An attachment that is being made: a device that no other call takes while this is kept, with its journal on file.
+/// An attachment that is being made: a device that no other call takes while this is kept, with its
+/// journal on file.
 pub struct Attaching<'a> {
     /// The device.
     pub device: Device,
@@ -93,7 +100,8 @@ pub struct Attaching<'a> {
     pub record: Record,
     /// What the steps work with.
     pub cx: Cx<'a>,
-    /// The network configuration that the IPAM gets: with the rail, where only the device says which.
+    /// The network configuration that the IPAM gets: with the rail, where only the device says
+    /// which.
     stdin: Vec<u8>,
 }
 
@@ -109,7 +117,14 @@ impl<'a> Attaching<'a> {
     ) -> Result<Attaching<'a>> {
         records.write(&record, &mut lock)?;
         cx.facts = record.facts();
-        Ok(Attaching { device, records, lock, record, cx, stdin })
+        Ok(Attaching {
+            device,
+            records,
+            lock,
+            record,
+            cx,
+            stdin,
+        })
     }
 
     /// Writes the journal again, with what has become known since.
@@ -123,31 +138,50 @@ impl<'a> Attaching<'a> {
         self.records.write(&self.record, &mut self.lock)
     }
 
-    /// Makes the planned changes in their order by `make`, and marks them. What is not marked may have been made or not: undo
-    /// looks.
-    pub fn make(&mut self, mut make: impl FnMut(&mut Change, &mut Self) -> Result<()>) -> Result<()> {
+    /// Makes the planned changes in their order by `make`, and marks them. What is not marked may
+    /// have been made or not: undo looks.
+    pub fn make(
+        &mut self,
+        mut make: impl FnMut(&mut Change, &mut Self) -> Result<()>,
+    ) -> Result<()> {
         for at in 0..self.record.steps.len() {
             if self.record.steps[at].state != State::Planned {
                 continue;
             }
             let mut change = self.record.steps[at].change.clone();
             make(&mut change, self)?;
-            self.record.steps[at] = Step { change, state: State::Done };
+            self.record.steps[at] = Step {
+                change,
+                state: State::Done,
+            };
         }
         self.write()
     }
 
-    /// Undoes what was made. What cannot be undone stays on record: DEL, the next ADD or `reap` continue from there.
+    /// Undoes what was made. What cannot be undone stays on record: DEL, the next ADD or `reap`
+    /// continue from there.
     pub fn roll_back(mut self) {
         self.record.owner = self.cx.owner.clone();
-        let ended = undo::end(self.record, self.records, self.lock, undo::Lease::Now, self.cx.node);
-        ended.map(drop).unwrap_or_else(|left| log::error!("undoing ADD failed: {left:#}"));
+        let ended = undo::end(
+            self.record,
+            self.records,
+            self.lock,
+            undo::Lease::Now,
+            self.cx.node,
+        );
+        ended
+            .map(drop)
+            .unwrap_or_else(|left| log::error!("undoing ADD failed: {left:#}"));
     }
 }
 
 impl<'a> Request<'a> {
     /// Reads and checks all that the runtime and the node say. Nothing changes.
-    fn new(network: &'a Network, attachment: &'a Attachment, path: &'a Path) -> Result<Request<'a>> {
+    fn new(
+        network: &'a Network,
+        attachment: &'a Attachment,
+        path: &'a Path,
+    ) -> Result<Request<'a>> {
         let node = started(Node::load()?, network);
         node.check_place(Some(path))?;
         let conf = NetConf::parse(network, attachment, &node)?;
@@ -155,28 +189,56 @@ impl<'a> Request<'a> {
         let previous = network.previous()?.unwrap_or_default();
         let netns = Some(Netns::open(path)?);
         // Before anything is done: a plugin that is not there gives no address.
-        conf.ipam.as_deref().map(|name| find_plugin(name, &network.path)).transpose()?;
-        Ok(Request { network, path, node, conf, previous, netns })
+        conf.ipam
+            .as_deref()
+            .map(|name| find_plugin(name, &network.path))
+            .transpose()?;
+        Ok(Request {
+            network,
+            path,
+            node,
+            conf,
+            previous,
+            netns,
+        })
     }
 
-    /// Finds the device, refuses what can be refused now that it is known, plans the steps, and puts the journal on file.
-    fn plan<'r>(&mut self, key: &Key, records: &'r Records, node: &'r Node) -> Result<Attaching<'r>> {
+    /// Finds the device, refuses what can be refused now that it is known, plans the steps, and
+    /// puts the journal on file.
+    fn plan<'r>(
+        &mut self,
+        key: &Key,
+        records: &'r Records,
+        node: &'r Node,
+    ) -> Result<Attaching<'r>> {
         let mut pod = self.pod()?;
         let mut host = Socket::open()?;
         claim::recover_own(records, key, node, &mut host)?;
         rail::refuse_name_in_use(&mut pod.socket, &key.attachment.ifname)?;
         claim::recover_rdma_name(&self.conf, key, records, node)?;
-        let Claim { device, lock, previous } = claim::claim(records, &self.conf, key, node, &mut host)?;
+        let Claim {
+            device,
+            lock,
+            previous,
+        } = claim::claim(records, &self.conf, key, node, &mut host)?;
         let stdin = self.accept(&device, records, &mut host)?;
         let mut owner = new_owner(self.network, key, self.path, &self.conf, &device)?;
         if let Some(link) = &device.original.link {
-            owner.inside.mac = self.conf.mac.as_deref().map_or_else(|| link.mac.clone(), link::format_mac);
+            owner.inside.mac = self
+                .conf
+                .mac
+                .as_deref()
+                .map_or_else(|| link.mac.clone(), link::format_mac);
         }
         if let Some(path) = &self.conf.device_info {
             let is_on_record = |other: &_| Ok(records.on_file(&Key::whole(other))?.is_some());
             info::refuse(path, &owner.device, &owner.attachment(), is_on_record)?;
         }
-        let place = device.original.link.clone().map_or(Place::UserSpace, Place::Host);
+        let place = device
+            .original
+            .link
+            .clone()
+            .map_or(Place::UserSpace, Place::Host);
         let mut cx = Cx {
             node,
             locks: &records.locks,
@@ -192,7 +254,9 @@ impl<'a> Request<'a> {
         for change in self.changes(&device, previous.as_ref(), &stdin, &mut cx)? {
             record.plan(change);
         }
-        previous.iter().for_each(|previous| record.inherit(previous));
+        previous
+            .iter()
+            .for_each(|previous| record.inherit(previous));
         cx.owner.device = record.owner.device.clone();
         let attach = Attaching::begin(device, record, records, lock, cx, stdin)?;
         if previous.is_some() {
@@ -202,18 +266,36 @@ impl<'a> Request<'a> {
     }
 
     fn pod(&mut self) -> Result<Pod> {
-        Pod::open(self.netns.take().context("the namespace of the pod is not open")?)
+        Pod::open(
+            self.netns
+                .take()
+                .context("the namespace of the pod is not open")?,
+        )
     }
 
-    /// Refuses a device that this network may not have. Returns the configuration for the IPAM, which compares the rail with
-    /// that of its pool.
+    /// Refuses a device that this network may not have. Returns the configuration for the IPAM,
+    /// which compares the rail with that of its pool.
     fn accept(&mut self, device: &Device, records: &Records, host: &mut Socket) -> Result<Vec<u8>> {
-        let Request { network, conf, node, .. } = self;
+        let Request {
+            network,
+            conf,
+            node,
+            ..
+        } = self;
         device::allowed::check(device, conf, node, &network.name, host)?;
-        let by_device = if conf.rail.is_none() { device::allowed::rail_of(device, node) } else { None };
+        let by_device = if conf.rail.is_none() {
+            device::allowed::rail_of(device, node)
+        } else {
+            None
+        };
         conf.rail = conf.rail.or(by_device);
         calls::rail(conf.rail);
-        pending::settle_rdma(conf.rdma == crate::netconf::Rdma::Required, device, records, node)?;
+        pending::settle_rdma(
+            conf.rdma == crate::netconf::Rdma::Required,
+            device,
+            records,
+            node,
+        )?;
         planes::check(conf, node, records, host)?;
         claim::refuse_pf_of_attached_vfs(records, device, node, host)?;
         gateway::refuse_userspace(conf, device)?;
@@ -258,7 +340,11 @@ impl<'a> Request<'a> {
             let is_it = |change: &Change| matches!(change, Change::HostAddresses(_));
             let before = previous.filter(|previous| previous.leaves(is_it));
             let before = before.and_then(Record::host_addresses);
-            changes.push(Change::HostAddresses(HostAddresses::plan(&device.describe(), cx, before)?));
+            changes.push(Change::HostAddresses(HostAddresses::plan(
+                &device.describe(),
+                cx,
+                before,
+            )?));
         }
         changes.extend(conf.pkey.map(Change::Pkey));
         changes.extend(conf.device_info.clone().map(Change::DeviceInfo));
@@ -269,7 +355,8 @@ impl<'a> Request<'a> {
     fn apply(&mut self, attach: &mut Attaching<'_>) -> Result<AddResult> {
         // An error of the IPAM is passed on as it came.
         let leased = self.lease(attach)?;
-        self.attach(attach, &leased).map_err(|error| self.conf.with_rail(error))?;
+        self.attach(attach, &leased)
+            .map_err(|error| self.conf.with_rail(error))?;
         Ok(leased)
     }
 
@@ -278,7 +365,8 @@ impl<'a> Request<'a> {
         if let Some(rdma) = attach.record.rdma_mut() {
             rdma::qos::note(rdma, &self.conf, &attach.cx)?;
         }
-        // Not before: an ADD without an address is tried again and again, and no pod has had the device.
+        // Not before: an ADD without an address is tried again and again, and no pod has had the
+        // device.
         let is_reset = |change: &Change| matches!(change, Change::Reset);
         if self.conf.reset_on_del && !attach.record.leaves(is_reset) {
             attach.record.plan(Change::Reset);
@@ -295,8 +383,8 @@ impl<'a> Request<'a> {
         Ok(())
     }
 
-    /// Plans what the rail is to have in the pod, compared with what the pod has. The lock is held until the routes are there:
-    /// another network of this pod must not choose the same table.
+    /// Plans what the rail is to have in the pod, compared with what the pod has. The lock is held
+    /// until the routes are there: another network of this pod must not choose the same table.
     fn plan_rail(&self, attach: &mut Attaching<'_>, leased: &AddResult) -> Result<Option<Lock>> {
         crate::log::addresses(leased.ips.iter().map(|ip| ip.address.addr()));
         if attach.device.original.link.is_none() {
@@ -306,13 +394,22 @@ impl<'a> Request<'a> {
         let container_id = attach.cx.owner.container_id.clone();
         let rails = records.ifnames_of(&container_id)?;
         let rail_of = |ifname: &str| -> Result<Option<u8>> {
-            let other = Attachment { container_id: container_id.clone(), ifname: ifname.to_owned() };
-            Ok(records.on_file(&Key::whole(&other))?.and_then(|record| record.owner.rail))
+            let other = Attachment {
+                container_id: container_id.clone(),
+                ifname: ifname.to_owned(),
+            };
+            Ok(records
+                .on_file(&Key::whole(&other))?
+                .and_then(|record| record.owner.rail))
         };
         let own_slot = match self.conf.rail {
-            Some(rail) if self.conf.routing == Routing::SourceBased => {
-                rail::own_slot(&self.conf, rail, &rails, rail_of, &mut attach.cx.pod()?.socket)?
-            }
+            Some(rail) if self.conf.routing == Routing::SourceBased => rail::own_slot(
+                &self.conf,
+                rail,
+                &rails,
+                rail_of,
+                &mut attach.cx.pod()?.socket,
+            )?,
             rail => rail.map(u32::from),
         };
         let lock = match own_slot {
@@ -324,7 +421,10 @@ impl<'a> Request<'a> {
         if let Some(gateways) = gateway::plan(&self.conf, &rail, leased)? {
             attach.record.plan(Change::Gateways(gateways));
         }
-        let has_rdma = attach.record.rdma().is_some_and(|rdma| !rdma.names.is_empty());
+        let has_rdma = attach
+            .record
+            .rdma()
+            .is_some_and(|rdma| !rdma.names.is_empty());
         if self.conf.gid.is_some() && has_rdma {
             attach.record.plan(Change::Gids(Gids::default()));
         }
@@ -337,7 +437,10 @@ impl<'a> Request<'a> {
         let Request { network, node, .. } = self;
         let Some(name) = attach.record.lease().map(|lease| lease.r#type.clone()) else {
             // Any record keeps what is still to be given back to the host of the device.
-            let of_host = attach.record.host_addresses().filter(|_| self.conf.is_of_host);
+            let of_host = attach
+                .record
+                .host_addresses()
+                .filter(|_| self.conf.is_of_host);
             return self.fits_version(of_host.map(HostAddresses::lease).unwrap_or_default());
         };
         let (records, key) = (attach.records, attach.cx.owner.key());
@@ -366,8 +469,13 @@ impl<'a> Request<'a> {
 
     /// Refuses a result that the version of the network cannot express.
     fn fits_version(&self, leased: AddResult) -> Result<AddResult> {
-        let of_family =
-            |is_v4| leased.ips.iter().filter(move |ip| ip.address.addr().is_ipv4() == is_v4).count();
+        let of_family = |is_v4| {
+            leased
+                .ips
+                .iter()
+                .filter(move |ip| ip.address.addr().is_ipv4() == is_v4)
+                .count()
+        };
         let version = self.network.version;
         if version < Version::V030 && (of_family(true) > 1 || of_family(false) > 1) {
             let version = version.as_str();
@@ -385,16 +493,38 @@ impl<'a> Request<'a> {
         let link = attach.cx.link_in_pod();
         let interface = cni::Interface {
             name: owner.ifname.clone(),
-            mac: link.as_ref().map_or_else(|| owner.inside.mac.clone(), |link| link.mac.clone()),
+            mac: link
+                .as_ref()
+                .map_or_else(|| owner.inside.mac.clone(), |link| link.mac.clone()),
             mtu: link.as_ref().map(|link| link.mtu),
             sandbox: self.path.to_string_lossy().into_owned(),
             pci_id: owner.device.pci_id.clone(),
             socket_path: None,
         };
-        let ips = leased.ips.into_iter().map(|ip| cni::Ip { interface: Some(0), ..ip }).collect();
-        let routes = attach.record.rail().map(Rail::in_result).unwrap_or_default();
-        let dns = if self.conf.dns.is_empty() { leased.dns } else { self.conf.dns.clone() };
-        self.previous.merged_with(AddResult { interfaces: vec![interface], ips, routes, dns })
+        let ips = leased
+            .ips
+            .into_iter()
+            .map(|ip| cni::Ip {
+                interface: Some(0),
+                ..ip
+            })
+            .collect();
+        let routes = attach
+            .record
+            .rail()
+            .map(Rail::in_result)
+            .unwrap_or_default();
+        let dns = if self.conf.dns.is_empty() {
+            leased.dns
+        } else {
+            self.conf.dns.clone()
+        };
+        self.previous.merged_with(AddResult {
+            interfaces: vec![interface],
+            ips,
+            routes,
+            dns,
+        })
     }
 }
 
@@ -418,7 +548,15 @@ impl<'m> Making<'m> {
     /// Nothing is made yet.
     pub fn new(conf: &'m NetConf, leased: &'m AddResult) -> Making<'m> {
         let (rdma, gids) = (Vec::new(), Vec::new());
-        Making { conf, leased, is_anew: false, turn: None, is_up: Instant::now(), rdma, gids }
+        Making {
+            conf,
+            leased,
+            is_anew: false,
+            turn: None,
+            is_up: Instant::now(),
+            rdma,
+            gids,
+        }
     }
 
     /// Makes one change.
@@ -447,7 +585,9 @@ impl<'m> Making<'m> {
                 }
             }
             Change::Gateways(gateways) => {
-                gateways.apply(cx).or_else(|error| conf.or_warn(conf.probe, error))?;
+                gateways
+                    .apply(cx)
+                    .or_else(|error| conf.or_warn(conf.probe, error))?;
             }
             Change::Gids(gids) => {
                 watchdog::step(|| "waiting for GIDs".to_owned());
@@ -464,7 +604,13 @@ impl<'m> Making<'m> {
                 }
             }
             Change::DeviceInfo(path) => {
-                info::write(path, &cx.owner.device, &cx.owner.attachment(), &self.rdma, &self.gids)?;
+                info::write(
+                    path,
+                    &cx.owner.device,
+                    &cx.owner.attachment(),
+                    &self.rdma,
+                    &self.gids,
+                )?;
             }
             Change::Lease(_)
             | Change::HostAddresses(_)
@@ -478,7 +624,13 @@ impl<'m> Making<'m> {
     }
 
     fn make_rdma(&mut self, rdma: &mut Rdma, attach: &mut Attaching<'_>) -> Result<()> {
-        if attach.cx.facts.driver.as_ref().is_some_and(|bound| !bound.guids.is_empty()) {
+        if attach
+            .cx
+            .facts
+            .driver
+            .as_ref()
+            .is_some_and(|bound| !bound.guids.is_empty())
+        {
             self.plan_rdma_anew(rdma, attach)?;
         }
         rdma.apply(&mut attach.cx)?;
@@ -495,14 +647,18 @@ impl<'m> Making<'m> {
             moved::look_again(cx)?;
         }
         // Not where DEL would not know what there was before.
-        let is_known = attach.record.netdev().is_some_and(|netdev| netdev.settings.has("alias"));
+        let is_known = attach
+            .record
+            .netdev()
+            .is_some_and(|netdev| netdev.settings.has("alias"));
         let network = &cx.owner.network;
         let alias = || Some(Alias::of(self.conf, network, self.leased, cx.node)?.text());
         let alias = is_known.then(alias).flatten();
         moved::apply(self.conf, alias.as_deref(), cx)
     }
 
-    /// After the driver was bound again, the RDMA devices are others, and udev may rename them while they are looked up.
+    /// After the driver was bound again, the RDMA devices are others, and udev may rename them
+    /// while they are looked up.
     fn plan_rdma_anew(&self, rdma: &mut Rdma, attach: &mut Attaching<'_>) -> Result<()> {
         let plan = || rdma::plan(self.conf, &attach.device, attach.cx.node);
         *rdma = plan().or_else(|_| plan())?;

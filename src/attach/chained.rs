@@ -1,5 +1,6 @@
-//! Mode `rdma`, and `"type": "rdma"` as rdma-cni has it: another plugin of the list attaches the netdev, and this call the
-//! RDMA device alone. Its record has a key of its own, and no netdev: nothing of the netdev is changed here, nor restored.
+//! Mode `rdma`, and `"type": "rdma"` as rdma-cni has it: another plugin of the list attaches the
+//! netdev, and this call the RDMA device alone. Its record has a key of its own, and no netdev:
+//! nothing of the netdev is changed here, nor restored.
 
 use std::path::Path;
 
@@ -28,8 +29,15 @@ use rail_netlink::vf::VfState;
 
 /// The key of the record that a call for `network` is about.
 pub fn key(network: &Network, attachment: &Attachment) -> Key {
-    let part = if Outline::of(network).is_chained { Part::Rdma } else { Part::Whole };
-    Key { attachment: attachment.clone(), part }
+    let part = if Outline::of(network).is_chained {
+        Part::Rdma
+    } else {
+        Part::Whole
+    };
+    Key {
+        attachment: attachment.clone(),
+        part,
+    }
 }
 
 /// ADD. The result is that of the plugins before.
@@ -45,7 +53,10 @@ pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<Ad
     };
     let netns = Netns::open(path)?;
     let records = Records::open(&node)?;
-    let key = Key { attachment: attachment.clone(), part: Part::Rdma };
+    let key = Key {
+        attachment: attachment.clone(),
+        part: Part::Rdma,
+    };
     let mut lock = records.locks.attachment(&key)?;
     lock.refuse_if_deleted()?;
     if records.on_file(&Key::whole(attachment))?.is_some() {
@@ -59,15 +70,33 @@ pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<Ad
     claim::recover_own(&records, &key, &node, &mut host)?;
     claim::recover_rdma_name(&conf, &key, &records, &node)?;
     watchdog::step(|| "finding the RDMA device".to_owned());
-    let device = device::without_netdev(device::behind(&attachment.ifname, &netns, &conf, &node)?, &node)?;
+    let device = device::without_netdev(
+        device::behind(&attachment.ifname, &netns, &conf, &node)?,
+        &node,
+    )?;
     device::allowed::check_allowed(&device, &conf, &node, &network.name)?;
-    conf.rail = conf.rail.or_else(|| device::allowed::rail_of(&device, &node));
+    conf.rail = conf
+        .rail
+        .or_else(|| device::allowed::rail_of(&device, &node));
     calls::rail(conf.rail);
     let owner = new_owner(network, &key, path, &conf, &device)?;
     let function = device.function().cloned();
-    let (facts, place, pod) = (Default::default(), Place::UserSpace, Some(Pod::open(netns)?));
-    let cx =
-        Cx { node: &node, locks: &records.locks, owner, facts, host, pod, function, place, is_anew: false };
+    let (facts, place, pod) = (
+        Default::default(),
+        Place::UserSpace,
+        Some(Pod::open(netns)?),
+    );
+    let cx = Cx {
+        node: &node,
+        locks: &records.locks,
+        owner,
+        facts,
+        host,
+        pod,
+        function,
+        place,
+        is_anew: false,
+    };
     let mut attach = plan(device, &conf, &previous, &records, cx)?;
     let mut making = Making::new(&conf, &previous);
     let mut made = || -> Result<()> {
@@ -80,7 +109,11 @@ pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<Ad
     };
     match made() {
         Ok(()) => {
-            log::info!("the RDMA device of {} is set for {}", attach.device.describe(), attachment.ifname);
+            log::info!(
+                "the RDMA device of {} is set for {}",
+                attach.device.describe(),
+                attachment.ifname
+            );
             Ok(previous)
         }
         Err(error) => {
@@ -102,7 +135,12 @@ fn plan<'a>(
     recover_claims(&id, &key, records, node)?;
     let mut lock = records.locks.device(&id)?;
     if let Some(other) = records.claims_on(&id, &mut lock, Some(&key))?.first() {
-        fail!(TryAgain, "{} is attached to {}", device.describe(), other.owner.describe());
+        fail!(
+            TryAgain,
+            "{} is attached to {}",
+            device.describe(),
+            other.owner.describe()
+        );
     }
     let left = pending::settle(records, &id, Part::Rdma, &VfState::default(), node)?.previous;
     pending::settle_rdma(conf.rdma == netconf::Rdma::Required, &device, records, node)?;
@@ -117,8 +155,15 @@ fn plan<'a>(
     }
     record.plan(Change::Rdma(rdma));
     let addresses = previous.addresses_of(&cx.owner.ifname);
-    record.plan(Change::Rail(Rail { addresses, ..Rail::default() }));
-    conf.device_info.clone().map(Change::DeviceInfo).into_iter().for_each(|change| record.plan(change));
+    record.plan(Change::Rail(Rail {
+        addresses,
+        ..Rail::default()
+    }));
+    conf.device_info
+        .clone()
+        .map(Change::DeviceInfo)
+        .into_iter()
+        .for_each(|change| record.plan(change));
     left.iter().for_each(|left| record.inherit(left));
     let attach = Attaching::begin(device, record, records, lock, cx, Vec::new())?;
     if left.is_some() {
@@ -127,16 +172,25 @@ fn plan<'a>(
     Ok(attach)
 }
 
-/// Restores what earlier attachments left of the device: its netdev is in this pod, so no other has it.
+/// Restores what earlier attachments left of the device: its netdev is in this pod, so no other has
+/// it.
 fn recover_claims(id: &str, key: &Key, records: &Records, node: &Node) -> Result<()> {
-    for claim in records.named(id)?.iter().filter(|claim| claim.owner.key() != *key) {
+    for claim in records
+        .named(id)?
+        .iter()
+        .filter(|claim| claim.owner.key() != *key)
+    {
         let other = claim.owner.key();
         if !claim.owner.is_rdma_alone() {
             claim::recover_other(records, claim, node)?;
             continue;
         }
-        let Some(_lock) = records.locks.try_attachment(&other)? else { continue };
-        let Some(now) = records.find(&other)? else { continue };
+        let Some(_lock) = records.locks.try_attachment(&other)? else {
+            continue;
+        };
+        let Some(now) = records.find(&other)? else {
+            continue;
+        };
         claim::recover(records, now, node)?;
     }
     Ok(())

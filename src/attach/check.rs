@@ -1,4 +1,5 @@
-//! CHECK: the attachment as it is, compared with its journal and with the result that the runtime has.
+//! CHECK: the attachment as it is, compared with its journal and with the result that the runtime
+//! has.
 
 use std::path::Path;
 
@@ -25,8 +26,10 @@ pub fn differences(
     let mut found = Vec::new();
     let netns = Netns::open(path)?;
     let sandbox_is = |text: &str| Path::new(text) == path || netns::is_same(Path::new(text), path);
-    let said =
-        previous.interfaces.iter().find(|one| one.name == attachment.ifname && !one.sandbox.is_empty());
+    let said = previous
+        .interfaces
+        .iter()
+        .find(|one| one.name == attachment.ifname && !one.sandbox.is_empty());
     match said {
         Some(interface) if sandbox_is(&interface.sandbox) => (),
         Some(interface) => found.push(format!("prevResult has it in {}", interface.sandbox)),
@@ -39,10 +42,20 @@ pub fn differences(
         return Ok(found);
     }
     if !netns::is_same(&record.owner.netns.path, path) {
-        found.push(format!("it was attached to {}", record.owner.netns.path.display()));
+        found.push(format!(
+            "it was attached to {}",
+            record.owner.netns.path.display()
+        ));
         return Ok(found);
     }
-    found.extend(of_device(record, netns, previous, record.gateways(), records, node)?);
+    found.extend(of_device(
+        record,
+        netns,
+        previous,
+        record.gateways(),
+        records,
+        node,
+    )?);
     Ok(found)
 }
 
@@ -64,6 +77,10 @@ pub fn of_device(
             found.extend(step.change.check(previous, &mut cx)?);
         }
     }
-    found.extend(gateways.map(|gateways| gateways.check(&mut cx)).unwrap_or_default());
+    found.extend(
+        gateways
+            .map(|gateways| gateways.check(&mut cx))
+            .unwrap_or_default(),
+    );
     Ok(found)
 }

@@ -1,4 +1,5 @@
-//! What the steps of one attachment work with: its owner, the sockets, the locks, and where the device is.
+//! What the steps of one attachment work with: its owner, the sockets, the locks, and where the
+//! device is.
 
 use anyhow::{Context as _, Result};
 use ipnet::IpNet;
@@ -52,7 +53,8 @@ pub struct Facts {
     pub addresses: Vec<IpNet>,
 }
 
-/// The driver of a device as it was, for it to be bound again. It is on record before the driver is unbound.
+/// The driver of a device as it was, for it to be bound again. It is on record before the driver is
+/// unbound.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Bound {
@@ -63,16 +65,22 @@ pub struct Bound {
     pub only: Option<String>,
     /// Names of the RDMA devices that it made.
     pub rdma: Vec<String>,
-    /// GUIDs of pods: the VF must not have one of them on the host. With one, ADD binds the driver again.
+    /// GUIDs of pods: the VF must not have one of them on the host. With one, ADD binds the driver
+    /// again.
     pub guids: Vec<u64>,
     /// Whether DEL binds the driver again, for a GUID or around a reset.
     pub again: bool,
 }
 
 impl<'a> Cx<'a> {
-    /// The context of an attachment whose device is to be undone: the pod's namespace is opened if it is still there.
+    /// The context of an attachment whose device is to be undone: the pod's namespace is opened if
+    /// it is still there.
     pub fn of(owner: &Owner, facts: Facts, node: &'a Node, locks: &'a Locks) -> Result<Cx<'a>> {
-        let netns = if owner.is_of_this_boot()? { locate::open_if_same(&owner.netns)? } else { None };
+        let netns = if owner.is_of_this_boot()? {
+            locate::open_if_same(&owner.netns)?
+        } else {
+            None
+        };
         Cx::with(netns.map(Pod::open).transpose()?, owner, facts, node, locks)
     }
 
@@ -84,20 +92,42 @@ impl<'a> Cx<'a> {
         node: &'a Node,
         locks: &'a Locks,
     ) -> Result<Cx<'a>> {
-        let (owner, host, function) = (owner.clone(), Socket::open()?, owner.device.function(node)?);
-        Ok(Cx { node, locks, owner, facts, host, pod, function, place: Place::Missing, is_anew: false })
+        let (owner, host, function) =
+            (owner.clone(), Socket::open()?, owner.device.function(node)?);
+        Ok(Cx {
+            node,
+            locks,
+            owner,
+            facts,
+            host,
+            pod,
+            function,
+            place: Place::Missing,
+            is_anew: false,
+        })
     }
 
     /// Looks where the device is.
     pub fn locate(&mut self) -> Result<()> {
         let pod = self.pod.as_mut().map(|pod| &mut pod.socket);
-        self.place = locate::locate(&self.owner, self.function.as_ref(), self.node, pod, &mut self.host)?;
+        self.place = locate::locate(
+            &self.owner,
+            self.function.as_ref(),
+            self.node,
+            pod,
+            &mut self.host,
+        )?;
         Ok(())
     }
 
     /// Waits until the device is on the host, or certain not to come.
     pub fn await_home(&mut self) -> Result<()> {
-        self.place = locate::await_home(&self.owner, self.function.as_ref(), self.node, &mut self.host)?;
+        self.place = locate::await_home(
+            &self.owner,
+            self.function.as_ref(),
+            self.node,
+            &mut self.host,
+        )?;
         Ok(())
     }
 
@@ -113,7 +143,11 @@ impl<'a> Cx<'a> {
     pub fn link_on_host(&self) -> Result<Link> {
         match self.at_home() {
             Some(link) => Ok(link),
-            None => fail!(Internal, "{} vanished from the host while it was prepared", self.owner.device.id),
+            None => fail!(
+                Internal,
+                "{} vanished from the host while it was prepared",
+                self.owner.device.id
+            ),
         }
     }
 
@@ -127,7 +161,9 @@ impl<'a> Cx<'a> {
 
     /// The pod's namespace, where it must be.
     pub fn pod(&mut self) -> Result<&mut Pod> {
-        self.pod.as_mut().context("the namespace of the pod is gone")
+        self.pod
+            .as_mut()
+            .context("the namespace of the pod is gone")
     }
 
     /// Whether the pod's namespace is the host's, with CNI_NETNS_OVERRIDE: then nothing moves.

@@ -1,16 +1,20 @@
-//! DEL: the device returns to the host, the address is free, and what fails stays pending. Every step is tried, even if an
-//! earlier one failed; `undo` has what DEL shares with the rollback of an ADD, GC, `reap`, and an ADD of a dead pod's device.
+//! DEL: the device returns to the host, the address is free, and what fails stays pending. Every
+//! step is tried, even if an earlier one failed; `undo` has what DEL shares with the rollback of an
+//! ADD, GC, `reap`, and an ADD of a dead pod's device.
 //!
-//! 1. Read only network name, container and interface; errors in the rest of the configuration do not matter.
-//! 2. Lock the attachment, which waits for an ADD that its runtime gave up. Read the record or its copy; lock the device.
-//! 3. Remove the device-info file, and find the device, in the recorded namespace or on the host (`locate`).
-//! 4. Undo the steps in the pod. If the device is still in the pod, DEL fails; if something keeps its namespace, record and
-//!    lease stay.
+//! 1. Read only network name, container and interface; errors in the rest of the configuration do
+//!    not matter.
+//! 2. Lock the attachment, which waits for an ADD that its runtime gave up. Read the record or its
+//!    copy; lock the device.
+//! 3. Remove the device-info file, and find the device, in the recorded namespace or on the host
+//!    (`locate`).
+//! 4. Undo the steps in the pod. If the device is still in the pod, DEL fails; if something keeps
+//!    its namespace, record and lease stay.
 //! 5. Undo the steps on the host.
-//! 6. Move the record to `pending/`: the device is free. Then call the IPAM plugin's DEL, and remove the record if nothing
-//!    remains.
-//! 7. Write the time of the DEL to the attachment's lock file, so that an earlier ADD does not continue, and retry pending
-//!    steps of other attachments.
+//! 6. Move the record to `pending/`: the device is free. Then call the IPAM plugin's DEL, and
+//!    remove the record if nothing remains.
+//! 7. Write the time of the DEL to the attachment's lock file, so that an earlier ADD does not
+//!    continue, and retry pending steps of other attachments.
 
 use std::path::Path;
 
@@ -52,7 +56,8 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
     let (_rebuilt, record) = rebuild::or_rebuilt(records.as_ref(), record, attachment, path)?;
     let done = match (&records, record) {
         (Some(records), Some(record)) => {
-            // The configuration may name another IPAM by now than the one that ADD used: that one gets a DEL too.
+            // The configuration may name another IPAM by now than the one that ADD used: that one
+            // gets a DEL too.
             let is_of_add = record.lease().map(|of_add| of_add.r#type.as_str()) == ipam;
             let done = recorded(record, records, &node);
             if !is_of_add {
@@ -66,8 +71,12 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
             let path = path.filter(|_| !outline.is_chained);
             let done = give_back_unrecorded(network, attachment, path, &node);
             log::info!("there is no record of it");
-            delete().unwrap_or_else(|error| log::warn!("{error:#}: there is no record of {attachment}"));
-            let removed = records.as_ref().map_or(Ok(()), |records| unrecorded(records, &key, &node));
+            delete().unwrap_or_else(|error| {
+                log::warn!("{error:#}: there is no record of {attachment}")
+            });
+            let removed = records
+                .as_ref()
+                .map_or(Ok(()), |records| unrecorded(records, &key, &node));
             // Where nothing is found, the search must have been in the right place.
             all_of([done, removed, node.check_place(path)])
         }
@@ -75,7 +84,11 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
     // What matters only for later calls must not fail this one, for example on a full /run.
     let left = lock.map_or(Ok(()), |mut lock| lock.set_deleted());
     if let Some(records) = &records {
-        let aside = [left, pending::retry_due(records, &node), records.locks.prune()];
+        let aside = [
+            left,
+            pending::retry_due(records, &node),
+            records.locks.prune(),
+        ];
         all_of(aside).unwrap_or_else(|error| log::warn!("{error:#}"));
     }
     done
@@ -114,8 +127,11 @@ fn what_became_of(ended: &Ended, addresses: &[IpNet]) -> String {
         Place::Pod(_) | Place::Missing => "has not returned".to_owned(),
     };
     let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-    let addresses =
-        if addresses.is_empty() { String::new() } else { format!(", {}", addresses.join(" and ")) };
+    let addresses = if addresses.is_empty() {
+        String::new()
+    } else {
+        format!(", {}", addresses.join(" and "))
+    };
     format!("{id} {place}{addresses}; attached since {since}")
 }
 
@@ -126,7 +142,9 @@ fn give_back_unrecorded(
     path: Option<&Path>,
     node: &Node,
 ) -> Result<()> {
-    let Some(netns) = path.and_then(|path| Netns::open(path).ok()) else { return Ok(()) };
+    let Some(netns) = path.and_then(|path| Netns::open(path).ok()) else {
+        return Ok(());
+    };
     match network.device_id(&attachment.ifname) {
         Some(id) if !netns.is(&Netns::current()?)? => {
             rebuild::give_back_unrecorded(&netns, &id, &attachment.ifname, node).map(drop)

@@ -1,5 +1,5 @@
-//! Reads a record. Those of the version before, whose pods are alive when a node is upgraded, had a field for each thing that
-//! could be left, and said what was left by the fields that were set.
+//! Reads a record. Those of the version before, whose pods are alive when a node is upgraded, had a
+//! field for each thing that could be left, and said what was left by the fields that were set.
 
 use std::path::PathBuf;
 
@@ -24,8 +24,12 @@ pub fn parse(json: &[u8]) -> Result<Record> {
         Some(1) => parse_old(value),
         Some(version) if version == u64::from(VERSION) => Ok(serde_json::from_value(value)?),
         version => {
-            let version = version.map_or_else(|| "no version".to_owned(), |version| version.to_string());
-            fail!(Decode, "it has version {version}: another version of rail-cni wrote it")
+            let version =
+                version.map_or_else(|| "no version".to_owned(), |version| version.to_string());
+            fail!(
+                Decode,
+                "it has version {version}: another version of rail-cni wrote it"
+            )
         }
     }
 }
@@ -36,7 +40,10 @@ struct Fields(Value);
 impl Fields {
     /// Takes the field at a path, as [`Value::pointer`] has it.
     fn value(&mut self, path: &str) -> Value {
-        self.0.pointer_mut(path).map(Value::take).unwrap_or_default()
+        self.0
+            .pointer_mut(path)
+            .map(Value::take)
+            .unwrap_or_default()
     }
 
     fn take<T: DeserializeOwned>(&mut self, path: &str) -> Result<T> {
@@ -44,7 +51,10 @@ impl Fields {
     }
 
     fn text(&self, path: &str) -> &str {
-        self.0.pointer(path).and_then(Value::as_str).unwrap_or_default()
+        self.0
+            .pointer(path)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
     }
 }
 
@@ -69,10 +79,20 @@ fn owner(old: &mut Fields) -> Result<Owner> {
         None => (ifname.as_str(), "whole"),
     };
     let is_rebuilt = old.text("/containerID").starts_with("rebuilt-");
-    let inside =
-        json!({"index": old.value("/applied/index").as_u64().unwrap_or(0), "mac": old.text("/applied/mac")});
-    let mut owner = json!({"ifname": ifname, "part": part, "rebuilt": is_rebuilt, "inside": inside});
-    for key in ["network", "containerID", "pod", "netns", "bootId", "since", "rail", "minPlanes", "device"] {
+    let inside = json!({"index": old.value("/applied/index").as_u64().unwrap_or(0), "mac": old.text("/applied/mac")});
+    let mut owner =
+        json!({"ifname": ifname, "part": part, "rebuilt": is_rebuilt, "inside": inside});
+    for key in [
+        "network",
+        "containerID",
+        "pod",
+        "netns",
+        "bootId",
+        "since",
+        "rail",
+        "minPlanes",
+        "device",
+    ] {
         owner[key] = old.value(&format!("/{key}"));
     }
     Ok(serde_json::from_value(owner)?)
@@ -81,9 +101,16 @@ fn owner(old: &mut Fields) -> Result<Owner> {
 fn changes(old: &mut Fields, has_netdev: bool) -> Result<Vec<Change>> {
     let mut all = Vec::new();
     if has_netdev {
-        let mut netdev =
-            Netdev { settings: old.take::<Option<_>>("/settings")?.unwrap_or_default(), ..Netdev::default() };
-        for (key, value) in old.value("/hostAddresses/sysctls").as_object().into_iter().flatten() {
+        let mut netdev = Netdev {
+            settings: old.take::<Option<_>>("/settings")?.unwrap_or_default(),
+            ..Netdev::default()
+        };
+        for (key, value) in old
+            .value("/hostAddresses/sysctls")
+            .as_object()
+            .into_iter()
+            .flatten()
+        {
             if let Some(value) = value.as_str().and_then(|value| value.parse().ok()) {
                 netdev.sysctls.insert(key.clone(), value);
             }
@@ -91,7 +118,10 @@ fn changes(old: &mut Fields, has_netdev: bool) -> Result<Vec<Change>> {
         all.extend([Change::Netdev(netdev), Change::Links, Change::Move]);
     }
     all.extend(old.take::<Option<_>>("/ipam")?.map(Change::Lease));
-    all.extend(old.take::<Option<_>>("/hostAddresses")?.map(Change::HostAddresses));
+    all.extend(
+        old.take::<Option<_>>("/hostAddresses")?
+            .map(Change::HostAddresses),
+    );
     if let Some((vf, mac)) = old.take::<Option<Vf>>("/vf")?.map(Vf::parts) {
         all.push(Change::Vf(vf));
         all.extend(mac.map(Change::VfMac));
@@ -112,16 +142,23 @@ fn changes(old: &mut Fields, has_netdev: bool) -> Result<Vec<Change>> {
         old.0["bind"]["again"] = true.into();
         all.push(Change::Driver(old.take("/bind")?));
     }
-    let rail: Rail =
-        serde_json::from_value(without_null(old.value("/applied"))).context("what is in the pod")?;
+    let rail: Rail = serde_json::from_value(without_null(old.value("/applied")))
+        .context("what is in the pod")?;
     if has_netdev || !rail.addresses.is_empty() {
         all.push(Change::Rail(rail));
     }
     all.extend(old.take::<Option<_>>("/probe")?.map(Change::Gateways));
     all.extend(old.take::<Option<_>>("/pkey")?.map(Change::Pkey));
     let found: Option<Vec<_>> = old.take("/gids")?;
-    all.extend(found.filter(|found| !found.is_empty()).map(|found| Change::Gids(Gids { found })));
-    all.extend(old.take::<Option<PathBuf>>("/deviceInfo")?.map(Change::DeviceInfo));
+    all.extend(
+        found
+            .filter(|found| !found.is_empty())
+            .map(|found| Change::Gids(Gids { found })),
+    );
+    all.extend(
+        old.take::<Option<PathBuf>>("/deviceInfo")?
+            .map(Change::DeviceInfo),
+    );
     Ok(all)
 }
 
@@ -148,13 +185,23 @@ struct Debt {
 
 impl States {
     fn of(old: &mut Fields) -> States {
-        let (phase, since) = (old.text("/phase").to_owned(), old.text("/debt/since").to_owned());
-        let tries = old.value("/debt/tries").as_u64().and_then(|tries| tries.try_into().ok()).unwrap_or(0);
+        let (phase, since) = (
+            old.text("/phase").to_owned(),
+            old.text("/debt/since").to_owned(),
+        );
+        let tries = old
+            .value("/debt/tries")
+            .as_u64()
+            .and_then(|tries| tries.try_into().ok())
+            .unwrap_or(0);
         let owed = old.value("/debt/owed");
         let debt = owed.as_array().map(|owed| {
             let text = |one: &Value, key: &str| one[key].as_str().unwrap_or_default().to_owned();
             Debt {
-                owed: owed.iter().map(|one| (text(one, "what"), text(one, "why"))).collect(),
+                owed: owed
+                    .iter()
+                    .map(|one| (text(one, "what"), text(one, "why")))
+                    .collect(),
                 since,
                 tries,
             }
@@ -166,16 +213,20 @@ impl States {
         let Some(Debt { owed, since, tries }) = &self.debt else {
             return match (self.phase.as_str(), change) {
                 ("adding", _) => State::Planned,
-                ("missing", Change::Move) => {
-                    State::Failed(Failed { why: "it has not returned".to_owned(), ..Failed::default() })
-                }
+                ("missing", Change::Move) => State::Failed(Failed {
+                    why: "it has not returned".to_owned(),
+                    ..Failed::default()
+                }),
                 _ => State::Done,
             };
         };
         match owed.iter().find(|(what, _)| is_of(what, change)) {
-            Some((_, why)) => {
-                State::Failed(Failed { why: why.clone(), tries: *tries, since: since.clone(), next: 0 })
-            }
+            Some((_, why)) => State::Failed(Failed {
+                why: why.clone(),
+                tries: *tries,
+                since: since.clone(),
+                next: 0,
+            }),
             None => State::Undone,
         }
     }

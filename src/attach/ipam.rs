@@ -1,6 +1,6 @@
-//! The IPAM plugin of a network. rail-ipam is a link to this very executable, and is called as a function: starting a
-//! process takes as long as everything that it does. A rail-ipam of another build, a copy of it, and every other plugin is
-//! a process.
+//! The IPAM plugin of a network. rail-ipam is a link to this very executable, and is called as a
+//! function: starting a process takes as long as everything that it does. A rail-ipam of another
+//! build, a copy of it, and every other plugin is a process.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -8,14 +8,16 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::cni::{self, AddResult, Args, Command, Delegate, Network, Plugin as _, Strictness, Version};
+use crate::cni::{
+    self, AddResult, Args, Command, Delegate, Network, Plugin as _, Strictness, Version,
+};
 use crate::error::Failure;
 use crate::ipam::{self, Ipam as RailIpam};
 use crate::log;
 use crate::node::Node;
 
-/// How long an IPAM plugin may take for its answer. Runtimes give the start of a pod some minutes, for all its networks
-/// together.
+/// How long an IPAM plugin may take for its answer. Runtimes give the start of a pod some minutes,
+/// for all its networks together.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// An IPAM plugin that was found, and what it is called with.
@@ -30,7 +32,8 @@ pub struct Ipam<'a> {
 }
 
 impl<'a> Ipam<'a> {
-    /// Finds the plugin `name` in the directories `path`, to be called with `stdin` and `args`, which is CNI_ARGS.
+    /// Finds the plugin `name` in the directories `path`, to be called with `stdin` and `args`,
+    /// which is CNI_ARGS.
     pub fn find(
         name: &'a str,
         path: &'a [PathBuf],
@@ -39,11 +42,23 @@ impl<'a> Ipam<'a> {
         node: &'a Node,
     ) -> Result<Ipam<'a>> {
         let program = cni::find_plugin(name, path)?;
-        Ok(Ipam { program, name, stdin, args, path, node })
+        Ok(Ipam {
+            program,
+            name,
+            stdin,
+            args,
+            path,
+            node,
+        })
     }
 
     /// The same for a call of rail-cni, with what that was called with.
-    pub fn of(name: &'a str, network: &'a Network, stdin: &'a [u8], node: &'a Node) -> Result<Ipam<'a>> {
+    pub fn of(
+        name: &'a str,
+        network: &'a Network,
+        stdin: &'a [u8],
+        node: &'a Node,
+    ) -> Result<Ipam<'a>> {
         Ipam::find(name, &network.path, &network.args, stdin, node)
     }
 
@@ -60,7 +75,8 @@ impl<'a> Ipam<'a> {
         self.run_within(command, PATIENCE)
     }
 
-    /// The same with less time, if the plugin is a process. The function has a deadline wherever it waits.
+    /// The same with less time, if the plugin is a process. The function has a deadline wherever it
+    /// waits.
     pub fn run_within(&self, command: &Command, patience: Duration) -> Result<()> {
         if self.is_this_program() {
             return self.call(command).map(drop);
@@ -69,27 +85,47 @@ impl<'a> Ipam<'a> {
     }
 
     fn process(&self, patience: Duration) -> Delegate<'_> {
-        let Ipam { program, name, stdin, args, path, .. } = self;
-        Delegate { program, name, stdin, args: &args.raw, path, patience }
+        let Ipam {
+            program,
+            name,
+            stdin,
+            args,
+            path,
+            ..
+        } = self;
+        Delegate {
+            program,
+            name,
+            stdin,
+            args: &args.raw,
+            path,
+            patience,
+        }
     }
 
-    /// Whether the plugin is the file that this process runs. Had it been replaced by another build since this process
-    /// began, it would be another file.
+    /// Whether the plugin is the file that this process runs. Had it been replaced by another build
+    /// since this process began, it would be another file.
     fn is_this_program(&self) -> bool {
         let file = |path: &Path| path.metadata().map(|meta| (meta.dev(), meta.ino()));
         let own = file(Path::new("/proc/self/exe"));
-        ipam::is_named_by(&self.program) && own.is_ok_and(|own| file(&self.program).is_ok_and(|it| it == own))
+        ipam::is_named_by(&self.program)
+            && own.is_ok_and(|own| file(&self.program).is_ok_and(|it| it == own))
     }
 
     /// Calls the function. Its error is what the process would have printed.
     fn call(&self, command: &Command) -> Result<Option<AddResult>> {
         let is_del = matches!(command, Command::Del(..));
-        let strictness = if is_del { Strictness::Lenient } else { Strictness::Strict };
+        let strictness = if is_del {
+            Strictness::Lenient
+        } else {
+            Strictness::Strict
+        };
         let (stdin, args, path) = (self.stdin.to_vec(), self.args.clone(), self.path.to_vec());
-        let done = Network::parse(stdin, args, path, RailIpam::KEYS, strictness).and_then(|network| {
-            let _speaking = log::speaking_as(cni::call_of::<RailIpam<'_>>(&network, command));
-            cni::perform(&RailIpam::called_by(self.node), &network, command)
-        });
+        let done =
+            Network::parse(stdin, args, path, RailIpam::KEYS, strictness).and_then(|network| {
+                let _speaking = log::speaking_as(cni::call_of::<RailIpam<'_>>(&network, command));
+                cni::perform(&RailIpam::called_by(self.node), &network, command)
+            });
         done.map_err(|error| {
             let answer = cni::answer(Version::V110.as_str(), &error, is_del);
             anyhow::Error::new(Failure::relayed(answer))

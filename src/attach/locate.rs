@@ -1,4 +1,5 @@
-//! Where the device of an attachment is: looked up once, and whenever a step has moved it or made it anew.
+//! Where the device of an attachment is: looked up once, and whenever a step has moved it or made
+//! it anew.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -13,8 +14,8 @@ use crate::sysfs::{self, Function};
 use rail_netlink::Socket;
 use rail_netlink::link::{self, Link};
 
-/// The kernel takes a namespace apart after its last user is gone, so its NICs come back some moments later. A driver
-/// that makes its netdev anew takes as long.
+/// The kernel takes a namespace apart after its last user is gone, so its NICs come back some
+/// moments later. A driver that makes its netdev anew takes as long.
 const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(10);
 /// The kernel calls a device whose name is taken by this, followed by its index.
@@ -27,11 +28,13 @@ pub enum Place {
     Pod(Link),
     /// On the host, as this link.
     Host(Link),
-    /// On the host, with a driver that makes no netdev: a program in user space has it, or may take it.
+    /// On the host, with a driver that makes no netdev: a program in user space has it, or may take
+    /// it.
     UserSpace,
     /// On the host, without a driver.
     Unbound,
-    /// It exists, and its netdev is neither in the pod nor on the host: something keeps the namespace that has it.
+    /// It exists, and its netdev is neither in the pod nor on the host: something keeps the
+    /// namespace that has it.
     Missing,
     /// The node does not have it any more.
     Gone,
@@ -58,14 +61,23 @@ pub fn locate(
     if let Some(link) = on_host(owner, function, node, host)? {
         return Ok(Place::Host(link));
     }
-    if owner.device.link.as_ref().is_some_and(Link::dies_with_namespace) {
-        return if outlives_its_pod(owner)? { Ok(Place::Missing) } else { no_netdev(function, Place::Gone) };
+    if owner
+        .device
+        .link
+        .as_ref()
+        .is_some_and(Link::dies_with_namespace)
+    {
+        return if outlives_its_pod(owner)? {
+            Ok(Place::Missing)
+        } else {
+            no_netdev(function, Place::Gone)
+        };
     }
     no_netdev(function, Place::Missing)
 }
 
-/// A VF ends with its PF's driver or with sriov_numvfs; without a driver, or with one for programs in user space, no netdev
-/// can come back.
+/// A VF ends with its PF's driver or with sriov_numvfs; without a driver, or with one for programs
+/// in user space, no netdev can come back.
 fn no_netdev(function: Option<&Function>, otherwise: Place) -> Result<Place> {
     Ok(match function.filter(|function| function.exists()) {
         None => Place::Gone,
@@ -75,8 +87,8 @@ fn no_netdev(function: Option<&Function>, otherwise: Place) -> Result<Place> {
     })
 }
 
-/// A veth or macvlan ends with its namespace, and that may live on without the path that was recorded, kept by a
-/// process.
+/// A veth or macvlan ends with its namespace, and that may live on without the path that was
+/// recorded, kept by a process.
 fn outlives_its_pod(owner: &Owner) -> Result<bool> {
     if !owner.is_of_this_boot()? || owner.netns.life() == Life::Alive {
         return Ok(false);
@@ -84,8 +96,8 @@ fn outlives_its_pod(owner: &Owner) -> Result<bool> {
     Ok(!keepers(owner).is_empty())
 }
 
-/// The processes that keep the device of `owner` in a namespace without a path. The kernel gives the inode number of a
-/// namespace that is gone to the next one, so each is looked into.
+/// The processes that keep the device of `owner` in a namespace without a path. The kernel gives
+/// the inode number of a namespace that is gone to the next one, so each is looked into.
 fn keepers(owner: &Owner) -> Vec<Keeper> {
     let (original, inside) = (owner.device.link.as_ref(), &owner.inside);
     let is_ours = |link: &Link| {
@@ -119,16 +131,21 @@ pub fn await_home(
     }
 }
 
-/// Finds the device in its pod, under whatever name: the index that it got there is proof enough. An ADD
-/// that was killed in between did not learn the index.
+/// Finds the device in its pod, under whatever name: the index that it got there is proof enough.
+/// An ADD that was killed in between did not learn the index.
 pub fn in_pod(owner: &Owner, pod: &mut Socket) -> Result<Option<Link>> {
-    let Some(original) = &owner.device.link else { return Ok(None) };
+    let Some(original) = &owner.device.link else {
+        return Ok(None);
+    };
     let is_ours = |link: &Link| {
         let by_index = link.index.get() == owner.inside.index;
         let same_kind = link.parent == original.parent && link.kind == original.kind;
         (same_kind && by_index) || is_same_device(link, original, owner)
     };
-    match likely(owner, &[&owner.ifname, &original.name], pod)?.into_iter().find(is_ours) {
+    match likely(owner, &[&owner.ifname, &original.name], pod)?
+        .into_iter()
+        .find(is_ours)
+    {
         None => Ok(link::seen(pod)?.into_iter().find(is_ours)),
         found => Ok(found),
     }
@@ -141,9 +158,13 @@ pub fn on_host(
     node: &Node,
     host: &mut Socket,
 ) -> Result<Option<Link>> {
-    let Some(original) = &owner.device.link else { return Ok(None) };
+    let Some(original) = &owner.device.link else {
+        return Ok(None);
+    };
     let is_ours = |link: &Link| is_same_device(link, original, owner);
-    let found = likely(owner, &[&original.name, &owner.ifname], host)?.into_iter().find(is_ours);
+    let found = likely(owner, &[&original.name, &owner.ifname], host)?
+        .into_iter()
+        .find(is_ours);
     if found.is_some() {
         return Ok(found);
     }
@@ -163,8 +184,9 @@ pub fn on_host(
     if let Some(found) = of_function.iter().find(|link| is_ours(link)) {
         return Ok(Some(found.clone()));
     }
-    // A driver that made its netdev anew gave it another index, and perhaps another MAC. If the function has one netdev,
-    // it is that one; links that are stacked on it, as the children of an IPoIB device, have a lower link.
+    // A driver that made its netdev anew gave it another index, and perhaps another MAC. If the
+    // function has one netdev, it is that one; links that are stacked on it, as the children of an
+    // IPoIB device, have a lower link.
     of_function.retain(|link| link.lower == original.lower && link.parent == original.parent);
     if !owner.device.siblings && of_function.len() == 1 {
         return Ok(of_function.pop());
@@ -172,13 +194,20 @@ pub fn on_host(
     Ok(link::seen(host)?.into_iter().find(is_ours))
 }
 
-/// The links that `owner` most likely means. Each is one request, while the kernel's list of all links is never
-/// complete where links come and go all the time. The index comes first: a pod can give the device's name and MAC to a
-/// link of its own.
+/// The links that `owner` most likely means. Each is one request, while the kernel's list of all
+/// links is never complete where links come and go all the time. The index comes first: a pod can
+/// give the device's name and MAC to a link of its own.
 fn likely(owner: &Owner, names: &[&String], socket: &mut Socket) -> Result<Vec<Link>> {
     let mut found = Vec::new();
-    let original = owner.device.link.as_ref().map_or(0, |original| original.index.get());
-    for index in [owner.inside.index, original].into_iter().filter_map(link::Index::new) {
+    let original = owner
+        .device
+        .link
+        .as_ref()
+        .map_or(0, |original| original.index.get());
+    for index in [owner.inside.index, original]
+        .into_iter()
+        .filter_map(link::Index::new)
+    {
         found.extend(link::by_index(socket, index)?);
     }
     for name in names {
@@ -187,19 +216,24 @@ fn likely(owner: &Owner, names: &[&String], socket: &mut Socket) -> Result<Vec<L
     Ok(found)
 }
 
-/// Whether `link`, in whichever namespace, is the device that was recorded. Its name alone is no proof.
+/// Whether `link`, in whichever namespace, is the device that was recorded. Its name alone is no
+/// proof.
 fn is_same_device(link: &Link, original: &Link, owner: &Owner) -> bool {
     if link.parent != original.parent || link.kind != original.kind {
         return false;
     }
-    let permanent =
-        link.permanent_mac.as_ref().zip(original.permanent_mac.as_ref()).map(|(one, other)| one == other);
-    let same_mac =
-        link::is_same_mac(&link.mac, &original.mac) || link::is_same_mac(&link.mac, &owner.inside.mac);
+    let permanent = link
+        .permanent_mac
+        .as_ref()
+        .zip(original.permanent_mac.as_ref())
+        .map(|(one, other)| one == other);
+    let same_mac = link::is_same_mac(&link.mac, &original.mac)
+        || link::is_same_mac(&link.mac, &owner.inside.mac);
     let same_index = link.index == original.index || link.index.get() == owner.inside.index;
     // The kernel gives another index or name where the device's own is taken.
-    let by_name =
-        link.name == original.name || link.name == owner.ifname || link.name.starts_with(KERNEL_NAME);
+    let by_name = link.name == original.name
+        || link.name == owner.ifname
+        || link.name.starts_with(KERNEL_NAME);
     match (&original.parent, permanent) {
         // Ports of one function differ by their MACs; their indexes may be exchanged on the way.
         (Some(_), permanent) if owner.device.siblings => permanent.unwrap_or(same_mac),
@@ -210,18 +244,21 @@ fn is_same_device(link: &Link, original: &Link, owner: &Owner) -> bool {
     }
 }
 
-/// Opens the namespace that was recorded, unless its path now leads to another one, to none, or to another kind of file.
-/// An error means that it exists and cannot be examined.
+/// Opens the namespace that was recorded, unless its path now leads to another one, to none, or to
+/// another kind of file. An error means that it exists and cannot be examined.
 pub fn open_if_same(id: &NetnsId) -> Result<Option<Netns>> {
     let is_same = || -> Result<bool> {
-        let now = NetnsId::of(&id.path).with_context(|| format!("cannot look at {}", id.path.display()))?;
+        let now = NetnsId::of(&id.path)
+            .with_context(|| format!("cannot look at {}", id.path.display()))?;
         Ok(now.as_ref() == Some(id))
     };
     if !is_same()? {
         return Ok(None);
     }
     // It may have ended between the two looks.
-    Netns::open(&id.path).map(Some).or_else(|error| if is_same()? { Err(error) } else { Ok(None) })
+    Netns::open(&id.path)
+        .map(Some)
+        .or_else(|error| if is_same()? { Err(error) } else { Ok(None) })
 }
 
 /// A name that no netdev of the host has.
@@ -250,9 +287,17 @@ pub fn clashing(link: &Link, host: &mut Socket) -> Result<Vec<String>> {
 pub fn how_to_end(owner: &Owner) -> String {
     let keepers = keepers(owner);
     if keepers.is_empty() {
-        return "a process keeps it open (`lsns -t net`); end it, then run `railctl reap`".to_owned();
+        return "a process keeps it open (`lsns -t net`); end it, then run `railctl reap`"
+            .to_owned();
     }
-    let named: Vec<_> = keepers.iter().map(|one| format!("{} ({})", one.id, one.name)).collect();
+    let named: Vec<_> = keepers
+        .iter()
+        .map(|one| format!("{} ({})", one.id, one.name))
+        .collect();
     let ids: Vec<_> = keepers.iter().map(|one| one.id.to_string()).collect();
-    format!("process {} keeps it open: `kill {}`, then `railctl reap`", named.join(", "), ids.join(" "))
+    format!(
+        "process {} keeps it open: `kill {}`, then `railctl reap`",
+        named.join(", "),
+        ids.join(" ")
+    )
 }

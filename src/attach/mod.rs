@@ -70,7 +70,11 @@ impl Plugin for Attach {
         let mut found = Vec::new();
         let records = Records::open_existing(&node)?;
         let key = chained::key(network, attachment);
-        let record = records.as_ref().map(|records| records.find(&key)).transpose()?.flatten();
+        let record = records
+            .as_ref()
+            .map(|records| records.find(&key))
+            .transpose()?
+            .flatten();
         let rail = record.as_ref().and_then(|record| record.owner.rail);
         match (&records, record) {
             (Some(records), Some(record)) => {
@@ -93,18 +97,26 @@ impl Plugin for Attach {
         if found.is_empty() {
             return Ok(());
         }
-        fail!(CheckFailed, "{attachment} is not what ADD made: {}", found.join("; "))
+        fail!(
+            CheckFailed,
+            "{attachment} is not what ADD made: {}",
+            found.join("; ")
+        )
     }
 
     fn status(&self, network: &Network) -> Result<()> {
         let node = ready(network).map_err(|error| failure!(NotAvailable, "{error:#}"))?;
-        let Some(name) = Outline::of(network).ipam(&node.policy)? else { return Ok(()) };
+        let Some(name) = Outline::of(network).ipam(&node.policy)? else {
+            return Ok(());
+        };
         let ipam = Ipam::of(name, network, &network.stdin, &node);
-        ipam.map_err(|error| failure!(NotAvailable, "{error:#}"))?.run(&Command::Status)
+        ipam.map_err(|error| failure!(NotAvailable, "{error:#}"))?
+            .run(&Command::Status)
     }
 
-    /// Undoes attachments that the runtime does not know any more. Its list can be incomplete: CRI-O sends one for every
-    /// file in its directory, while Multus made the attachments. So what lives is kept.
+    /// Undoes attachments that the runtime does not know any more. Its list can be incomplete:
+    /// CRI-O sends one for every file in its directory, while Multus made the attachments. So what
+    /// lives is kept.
     fn gc(&self, network: &Network, keep: &[Attachment]) -> Result<()> {
         let node = started(Node::load()?, network);
         node.check_place(None)?;
@@ -112,7 +124,9 @@ impl Plugin for Attach {
         let mut done = Vec::new();
         if let Some(records) = Records::open_existing(&node)? {
             let (all, _) = records.all()?;
-            let ours = all.iter().filter(|record| record.owner.network == network.name);
+            let ours = all
+                .iter()
+                .filter(|record| record.owner.network == network.name);
             let lost = ours.filter(|record| !keep.contains(&record.owner.attachment()));
             done.extend(lost.map(|record| claim::collect(&records, record, &node)));
             done.push(pending::retry_due(&records, &node));
@@ -131,22 +145,33 @@ fn ready(network: &Network) -> Result<Node> {
     node.check_place(None)?;
     node.run_is_writable()?;
     let sysfs = node.sysfs_root.join("class/net");
-    sysfs.metadata().with_context(|| format!("cannot read {}", sysfs.display()))?;
+    sysfs
+        .metadata()
+        .with_context(|| format!("cannot read {}", sysfs.display()))?;
     rail_is_there(network, &node)?;
     Ok(node)
 }
 
 /// Fails when the PF of the network's rail is not on this node.
 fn rail_is_there(network: &Network, node: &Node) -> Result<()> {
-    let Some(rail) = Outline::of(network).rail else { return Ok(()) };
-    let pfs: Vec<_> = node.rails.iter().filter(|one| u64::from(one.rail) == rail).collect();
+    let Some(rail) = Outline::of(network).rail else {
+        return Ok(());
+    };
+    let pfs: Vec<_> = node
+        .rails
+        .iter()
+        .filter(|one| u64::from(one.rail) == rail)
+        .collect();
     if pfs.is_empty() && !node.rails.is_empty() {
         fail!(NotAvailable, "rail {rail}: node.json does not list it");
     }
     for one in pfs {
         let there = match DeviceId::parse(&one.pf) {
             Some(id) => Function::find(&node.sysfs_root, &id)?.is_some(),
-            None => node.sysfs_root.join("class/net").join(&one.pf).exists() || is_in_a_pod(&one.pf, node)?,
+            None => {
+                node.sysfs_root.join("class/net").join(&one.pf).exists()
+                    || is_in_a_pod(&one.pf, node)?
+            }
         };
         if !there {
             fail!(NotAvailable, "rail {rail}: the node has no PF {}", one.pf);
@@ -157,6 +182,12 @@ fn rail_is_there(network: &Network, node: &Node) -> Result<()> {
 
 // A netdev in a pod has no entry in the sysfs of the host.
 fn is_in_a_pod(pf: &str, node: &Node) -> Result<bool> {
-    let Some(records) = Records::open_existing(node)? else { return Ok(false) };
-    Ok(records.all()?.0.iter().any(|record| record.owner.device.is_pf(pf)))
+    let Some(records) = Records::open_existing(node)? else {
+        return Ok(false);
+    };
+    Ok(records
+        .all()?
+        .0
+        .iter()
+        .any(|record| record.owner.device.is_pf(pf)))
 }

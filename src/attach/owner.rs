@@ -33,7 +33,8 @@ pub struct Owner {
     pub boot_id: String,
     /// When ADD began, for people.
     pub since: String,
-    /// Whether the record was rebuilt from what could be seen: then its container is not known to the runtime.
+    /// Whether the record was rebuilt from what could be seen: then its container is not known to
+    /// the runtime.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rebuilt: bool,
     /// Number of the rail.
@@ -76,7 +77,8 @@ pub struct Inside {
     pub mac: String,
 }
 
-/// The key of an attachment among all records: one interface can have two, of which one is about the RDMA device alone.
+/// The key of an attachment among all records: one interface can have two, of which one is about
+/// the RDMA device alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key {
     /// Container and interface.
@@ -88,7 +90,10 @@ pub struct Key {
 impl Key {
     /// The key of the record of a whole device.
     pub fn whole(attachment: &Attachment) -> Key {
-        Key { attachment: attachment.clone(), part: Part::Whole }
+        Key {
+            attachment: attachment.clone(),
+            part: Part::Whole,
+        }
     }
 }
 
@@ -123,22 +128,33 @@ impl Owner {
 
     /// The attachment as the runtime names it.
     pub fn attachment(&self) -> Attachment {
-        Attachment { container_id: self.container_id.clone(), ifname: self.ifname.clone() }
+        Attachment {
+            container_id: self.container_id.clone(),
+            ifname: self.ifname.clone(),
+        }
     }
 
     /// The key of its record.
     pub fn key(&self) -> Key {
-        Key { attachment: self.attachment(), part: self.part }
+        Key {
+            attachment: self.attachment(),
+            part: self.part,
+        }
     }
 
-    /// Whether ADD ran in this boot. After a reboot neither its namespace nor the settings of its device exist.
+    /// Whether ADD ran in this boot. After a reboot neither its namespace nor the settings of its
+    /// device exist.
     pub fn is_of_this_boot(&self) -> Result<bool> {
         Ok(self.boot_id == files::boot_id()?)
     }
 
     /// Whether the namespace of the pod is alive.
     pub fn life(&self) -> Result<Life> {
-        if self.is_of_this_boot()? { Ok(self.netns.life()) } else { Ok(Life::Dead) }
+        if self.is_of_this_boot()? {
+            Ok(self.netns.life())
+        } else {
+            Ok(Life::Dead)
+        }
     }
 
     /// Is it about the RDMA device alone, whose netdev another plugin has attached?
@@ -154,7 +170,15 @@ impl Owner {
 
     /// Which pod has it, for messages.
     pub fn describe(&self) -> String {
-        let pod = self.pod.as_ref().map_or_else(String::new, |pod| format!("pod {pod}, "));
-        format!("{pod}container {} as {} since {}", self.container_id, self.interface(), self.since)
+        let pod = self
+            .pod
+            .as_ref()
+            .map_or_else(String::new, |pod| format!("pod {pod}, "));
+        format!(
+            "{pod}container {} as {} since {}",
+            self.container_id,
+            self.interface(),
+            self.since
+        )
     }
 }

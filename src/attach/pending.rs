@@ -1,7 +1,8 @@
-//! Pending steps: what could not be undone of attachments whose device is on the host again. Examples are the DEL of an IPAM
-//! plugin that fails, a file that cannot be removed, a setting that a driver refuses, and a name that another netdev
-//! has. The device is free all the same, unless the next tenant would not be apart from the last. Later calls retry, each
-//! time after a longer pause; so does `railctl reap`.
+//! Pending steps: what could not be undone of attachments whose device is on the host again.
+//! Examples are the DEL of an IPAM plugin that fails, a file that cannot be removed, a setting that
+//! a driver refuses, and a name that another netdev has. The device is free all the same, unless
+//! the next tenant would not be apart from the last. Later calls retry, each time after a longer
+//! pause; so does `railctl reap`.
 
 use std::time::{Duration, Instant};
 
@@ -28,29 +29,41 @@ use rail_netlink::vf::VfState;
 
 /// How long all that is pending may take in a call that is about another attachment.
 pub const ASIDE: Duration = Duration::from_secs(2);
-/// After so many tries, which take two and a half minutes unless `reap` makes them, an RDMA device that has ended is gone
-/// for good.
+/// After so many tries, which take two and a half minutes unless `reap` makes them, an RDMA device
+/// that has ended is gone for good.
 const TRIES_FOR_RDMA: u32 = 5;
-/// Pending records that a call looks at which is about another attachment. Where more are left, each call begins somewhere
-/// else.
+/// Pending records that a call looks at which is about another attachment. Where more are left,
+/// each call begins somewhere else.
 const LOOKED_AT: usize = 8;
 
-/// Tries everything that is left, and writes down what remains. The caller holds the attachment's lock.
-pub fn retry(pending: &mut Pending, records: &Records, node: &Node, patience: Duration) -> Result<()> {
+/// Tries everything that is left, and writes down what remains. The caller holds the attachment's
+/// lock.
+pub fn retry(
+    pending: &mut Pending,
+    records: &Records,
+    node: &Node,
+    patience: Duration,
+) -> Result<()> {
     let device = if pending.record.is_left_of_device() {
         retry_device(pending, records, node, patience)
     } else {
         Ok(())
     };
-    // The same attachment was added anew: what is undone by its key, or by its rules, would be what it has now.
+    // The same attachment was added anew: what is undone by its key, or by its rules, would be what
+    // it has now.
     let key = pending.record.owner.key();
     if records.on_file(&key)?.is_some() {
         return device;
     }
-    all_of([device, retry_others(pending, records, node), give_lease_back(pending, node, patience, records)])
+    all_of([
+        device,
+        retry_others(pending, records, node),
+        give_lease_back(pending, node, patience, records),
+    ])
 }
 
-/// Tries what is left of the rail in the pod, which goes with the pod at the latest, and the device-info file.
+/// Tries what is left of the rail in the pod, which goes with the pod at the latest, and the
+/// device-info file.
 fn retry_others(pending: &mut Pending, records: &Records, node: &Node) -> Result<()> {
     let is_meant = |step: &Step| matches!(step.change, Change::Rail(_) | Change::DeviceInfo(_));
     if !pending.record.left().any(is_meant) {
@@ -58,7 +71,11 @@ fn retry_others(pending: &mut Pending, records: &Records, node: &Node) -> Result
     }
     let record = &mut pending.record;
     let mut cx = Cx::of(&record.owner, record.facts(), node, &records.locks)?;
-    for step in record.steps.iter_mut().filter(|step| step.is_left() && is_meant(step)) {
+    for step in record
+        .steps
+        .iter_mut()
+        .filter(|step| step.is_left() && is_meant(step))
+    {
         let done = step.change.undo(&mut cx);
         step.undone(done);
     }
@@ -66,20 +83,37 @@ fn retry_others(pending: &mut Pending, records: &Records, node: &Node) -> Result
     records.note(pending, is_meant)
 }
 
-/// Restores the device, which is on the host, or in another pod, whose record then has its former state.
-fn retry_device(pending: &mut Pending, records: &Records, node: &Node, patience: Duration) -> Result<()> {
+/// Restores the device, which is on the host, or in another pod, whose record then has its former
+/// state.
+fn retry_device(
+    pending: &mut Pending,
+    records: &Records,
+    node: &Node,
+    patience: Duration,
+) -> Result<()> {
     let id = pending.record.owner.device.id.clone();
-    let Some(mut lock) = records.locks.try_device(&id)? else { return Ok(()) };
+    let Some(mut lock) = records.locks.try_device(&id)? else {
+        return Ok(());
+    };
     let claims = records.claims_on(&id, &mut lock, None)?;
     if claims.is_empty() {
         return restore_again(pending, Next::StaysFree, patience, records, node);
     }
     let is_rdma = |step: &Step| matches!(step.change, Change::Rdma(_));
     // One of the RDMA device alone has not taken over what is left of the netdev.
-    let is_taken =
-        pending.record.owner.is_rdma_alone() || claims.iter().any(|claim| !claim.owner.is_rdma_alone());
-    let rdma = pending.record.left().any(is_rdma).then(|| rdma_beside(&claims, pending, records, node));
-    for step in pending.record.steps.iter_mut().filter(|step| step.is_left_of_device()) {
+    let is_taken = pending.record.owner.is_rdma_alone()
+        || claims.iter().any(|claim| !claim.owner.is_rdma_alone());
+    let rdma = pending
+        .record
+        .left()
+        .any(is_rdma)
+        .then(|| rdma_beside(&claims, pending, records, node));
+    for step in pending
+        .record
+        .steps
+        .iter_mut()
+        .filter(|step| step.is_left_of_device())
+    {
         match &rdma {
             Some(done) if is_rdma(step) => {
                 step.undone(done.as_ref().copied().map_err(|error| anyhow!("{error:#}")))
@@ -94,16 +128,26 @@ fn retry_device(pending: &mut Pending, records: &Records, node: &Node, patience:
 /// Takes RDMA devices back that their pod still has, while another pod has the netdev.
 fn rdma_beside(claims: &[Record], pending: &Pending, records: &Records, node: &Node) -> Result<()> {
     let record = &pending.record;
-    let Some(step) = record.rdma() else { return Ok(()) };
-    // It may be in the same namespace; a rebuilt record does not say. The kernel makes an IPoIB netdev anew where its RDMA
-    // device goes.
+    let Some(step) = record.rdma() else {
+        return Ok(());
+    };
+    // It may be in the same namespace; a rebuilt record does not say. The kernel makes an IPoIB
+    // netdev anew where its RDMA device goes.
     let may_lose = |claim: &Record| {
-        let is_infiniband = claim.owner.device.link.as_ref().is_some_and(Link::is_infiniband);
+        let is_infiniband = claim
+            .owner
+            .device
+            .link
+            .as_ref()
+            .is_some_and(Link::is_infiniband);
         !claim.facts().rdma.is_empty() || claim.owner.rebuilt || is_infiniband
     };
     let waits_for = |claim: &Record, what: &str| {
         let holder = claim.owner.describe();
-        failure!(TryAgain, "its RDMA device can only be restored after {holder}, which has {what}")
+        failure!(
+            TryAgain,
+            "its RDMA device can only be restored after {holder}, which has {what}"
+        )
     };
     if let Some(claim) = claims.iter().find(|claim| may_lose(claim)) {
         return Err(waits_for(claim, "it"));
@@ -112,7 +156,9 @@ fn rdma_beside(claims: &[Record], pending: &Pending, records: &Records, node: &N
     rdma::take_back(&step.moving, &mut cx)?;
     step.wait_for(&cx)?;
     // A pod that has the netdev without the RDMA device has not taken over what that was.
-    claims.first().map_or(Ok(()), |claim| Err(waits_for(claim, "the netdev")))
+    claims
+        .first()
+        .map_or(Ok(()), |claim| Err(waits_for(claim, "the netdev")))
 }
 
 /// What becomes of the device after what is pending of it was tried.
@@ -134,14 +180,20 @@ fn restore_again(
 ) -> Result<()> {
     let owner = pending.record.owner.clone();
     if !owner.is_of_this_boot()? {
-        for step in pending.record.steps.iter_mut().filter(|step| step.is_left_of_device()) {
+        for step in pending
+            .record
+            .steps
+            .iter_mut()
+            .filter(|step| step.is_left_of_device())
+        {
             step.undone(Ok(()));
         }
         return records.note(pending, Step::is_of_device);
     }
     let mut cx = Cx::of(&owner, pending.record.facts(), node, &records.locks)?;
     cx.await_home()?;
-    // A driver is not bound again beside another pod's call: it may take long, and the host may use the netdev.
+    // A driver is not bound again beside another pod's call: it may take long, and the host may use
+    // the netdev.
     if patience < PATIENCE && next == Next::StaysFree && may_bind(&pending.record, &cx) {
         return Ok(());
     }
@@ -162,10 +214,13 @@ fn restore_again(
     records.note(pending, Step::is_of_device)
 }
 
-/// RDMA devices that ended in their pod, with their driver's RDMA module, say, are gone for good after some tries.
+/// RDMA devices that ended in their pod, with their driver's RDMA module, say, are gone for good
+/// after some tries.
 fn give_up_ended_rdma(record: &mut Record, cx: &Cx<'_>) -> Result<()> {
     let is_tried = |step: &&mut Step| {
-        matches!(step.change, Change::Rdma(_)) && step.is_left() && step.failed().tries >= TRIES_FOR_RDMA
+        matches!(step.change, Change::Rdma(_))
+            && step.is_left()
+            && step.failed().tries >= TRIES_FOR_RDMA
     };
     for step in record.steps.iter_mut().filter(is_tried) {
         if rdma::have_ended(cx.function.as_ref())? {
@@ -176,7 +231,8 @@ fn give_up_ended_rdma(record: &mut Record, cx: &Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Whether the driver may have to be bound again: around a reset, for a GUID, or because it was not.
+/// Whether the driver may have to be bound again: around a reset, for a GUID, or because it was
+/// not.
 fn may_bind(record: &Record, cx: &Cx<'_>) -> bool {
     record.left().any(|step| match &step.change {
         Change::Reset => record.driver().is_some_and(|bound| bound.again),
@@ -186,8 +242,8 @@ fn may_bind(record: &Record, cx: &Cx<'_>) -> bool {
     })
 }
 
-/// A device whose addresses the host has again, under another name, gets its name as soon as that is free. For that it goes
-/// down: what the host has on it by now is restored afterwards.
+/// A device whose addresses the host has again, under another name, gets its name as soon as that
+/// is free. For that it goes down: what the host has on it by now is restored afterwards.
 fn keep_addresses(record: &mut Record, cx: &mut Cx<'_>) -> Result<()> {
     let is_restored = !record.leaves(|change| matches!(change, Change::HostAddresses(_)));
     let (Some(link), Some(original)) = (cx.at_home(), record.owner.device.link.clone()) else {
@@ -200,7 +256,9 @@ fn keep_addresses(record: &mut Record, cx: &mut Cx<'_>) -> Result<()> {
         return Ok(());
     }
     // What cannot be put back is refused below.
-    let Ok(now) = HostAddresses::take(&link.name, &link, &mut cx.host) else { return Ok(()) };
+    let Ok(now) = HostAddresses::take(&link.name, &link, &mut cx.host) else {
+        return Ok(());
+    };
     for step in &mut record.steps {
         if let Change::HostAddresses(addresses) = &mut step.change {
             *addresses = now.clone();
@@ -210,9 +268,12 @@ fn keep_addresses(record: &mut Record, cx: &mut Cx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Fails if the host or another CNI plugin uses the device by now, which was free: to restore it takes it down.
+/// Fails if the host or another CNI plugin uses the device by now, which was free: to restore it
+/// takes it down.
 fn refuse_used(record: &Record, next: Next, cx: &mut Cx<'_>) -> Result<()> {
-    let (Some(link), Some(original)) = (cx.at_home(), &record.owner.device.link) else { return Ok(()) };
+    let (Some(link), Some(original)) = (cx.at_home(), &record.owner.device.link) else {
+        return Ok(());
+    };
     let what = &link.name;
     device::allowed::refuse_parts(what, &link, cx.node, &mut cx.host)?;
     // The addresses of the host are what is left.
@@ -226,18 +287,33 @@ fn refuse_used(record: &Record, next: Next, cx: &mut Cx<'_>) -> Result<()> {
     }
     stacked::refuse(what, &link, &mut cx.host)?;
     if link.up && !original.up && next == Next::StaysFree {
-        fail!(TryAgain, "{what} was down, and is up: if nothing needs that, `ip link set {what} down`");
+        fail!(
+            TryAgain,
+            "{what} was down, and is up: if nothing needs that, `ip link set {what} down`"
+        );
     }
     Ok(())
 }
 
-/// Tries once more what is left of the device `id`, which no attachment claims; the caller holds its lock. For an ADD of the
-/// RDMA device alone (`part`), another plugin has the netdev, and what is left of that stays so. Fails if something is left
-/// that keeps tenants apart, and that the network (`next`) does not set itself. Else returns the earliest attachment of which something is left: its record has the original
-/// state. Whoever takes the device takes that over, and says so with [`inherited`] once it is on record.
-pub fn settle(records: &Records, id: &str, part: Part, next: &VfState, node: &Node) -> Result<Settled> {
+/// Tries once more what is left of the device `id`, which no attachment claims; the caller holds
+/// its lock. For an ADD of the RDMA device alone (`part`), another plugin has the netdev, and what
+/// is left of that stays so. Fails if something is left that keeps tenants apart, and that the
+/// network (`next`) does not set itself. Else returns the earliest attachment of which something is
+/// left: its record has the original state. Whoever takes the device takes that over, and says so
+/// with [`inherited`] once it is on record.
+pub fn settle(
+    records: &Records,
+    id: &str,
+    part: Part,
+    next: &VfState,
+    node: &Node,
+) -> Result<Settled> {
     let mut settled = Settled::default();
-    for mut pending in records.pending_of(id)?.into_iter().filter(|pending| is_for(part, pending)) {
+    for mut pending in records
+        .pending_of(id)?
+        .into_iter()
+        .filter(|pending| is_for(part, pending))
+    {
         if !pending.record.is_left_of_device() {
             continue;
         }
@@ -245,7 +321,8 @@ pub fn settle(records: &Records, id: &str, part: Part, next: &VfState, node: &No
         restore_again(&mut pending, Next::HasIt, PATIENCE, records, node)?;
         refuse_unless_apart(&pending.record, next, node, &mut Socket::open()?)?;
         let is_earlier = |other: &Record| other.owner.since <= pending.record.owner.since;
-        if pending.record.is_left_of_device() && !settled.previous.as_ref().is_some_and(is_earlier) {
+        if pending.record.is_left_of_device() && !settled.previous.as_ref().is_some_and(is_earlier)
+        {
             settled.previous = Some(pending.record);
         }
     }
@@ -267,11 +344,23 @@ fn is_for(part: Part, pending: &Pending) -> bool {
 }
 
 /// Fails if something is left of the device that keeps tenants apart.
-pub fn refuse_unless_apart(record: &Record, next: &VfState, node: &Node, host: &mut Socket) -> Result<()> {
+pub fn refuse_unless_apart(
+    record: &Record,
+    next: &VfState,
+    node: &Node,
+    host: &mut Socket,
+) -> Result<()> {
     for step in record.steps.iter().filter(|step| step.is_left_of_device()) {
         if let Some(what) = step.change.isolation_left(next, node, host) {
-            let (id, holder, why) = (&record.owner.device.id, record.owner.describe(), step.failed().why);
-            fail!(TryAgain, "{id} is still as {holder} left it, and no other pod gets it: {what}: {why}");
+            let (id, holder, why) = (
+                &record.owner.device.id,
+                record.owner.describe(),
+                step.failed().why,
+            );
+            fail!(
+                TryAgain,
+                "{id} is still as {holder} left it, and no other pod gets it: {what}: {why}"
+            );
         }
     }
     Ok(())
@@ -279,8 +368,17 @@ pub fn refuse_unless_apart(record: &Record, next: &VfState, node: &Node, host: &
 
 /// Notes that the original state of the device `id` is in a new record now.
 pub fn inherited(records: &Records, id: &str, part: Part) -> Result<()> {
-    for mut pending in records.pending_of(id)?.into_iter().filter(|pending| is_for(part, pending)) {
-        for step in pending.record.steps.iter_mut().filter(|step| step.is_left_of_device()) {
+    for mut pending in records
+        .pending_of(id)?
+        .into_iter()
+        .filter(|pending| is_for(part, pending))
+    {
+        for step in pending
+            .record
+            .steps
+            .iter_mut()
+            .filter(|step| step.is_left_of_device())
+        {
             let is_away = match &step.change {
                 Change::Rdma(rdma) => rdma.is_away()?,
                 _ => false,
@@ -298,14 +396,22 @@ pub fn inherited(records: &Records, id: &str, part: Part) -> Result<()> {
 pub fn retry_due(records: &Records, node: &Node) -> Result<()> {
     let mut all = records.pending_at(files::some_of(records.pending_names()?, LOOKED_AT))?;
     all.retain(|pending| pending.record.is_due());
-    retry_aside(all, records, node, |key, _| records.locks.try_attachment(key)).map(drop)
+    retry_aside(all, records, node, |key, _| {
+        records.locks.try_attachment(key)
+    })
+    .map(drop)
 }
 
-/// Tries what is left of an earlier attachment of the same key; the caller holds its lock. DEL does so when it is called
-/// again, and ADD because its IPAM would take the new attachment for the old one.
+/// Tries what is left of an earlier attachment of the same key; the caller holds its lock. DEL does
+/// so when it is called again, and ADD because its IPAM would take the new attachment for the old
+/// one.
 pub fn retry_own(records: &Records, node: &Node, key: &Key, patience: Duration) -> Result<()> {
     let mut done = Vec::new();
-    for pending in records.pending_by(key)?.into_iter().filter(|pending| pending.record.owner.key() == *key) {
+    for pending in records
+        .pending_by(key)?
+        .into_iter()
+        .filter(|pending| pending.record.owner.key() == *key)
+    {
         // An ADD may undo what is of the device while the first one's IPAM is at work.
         if let Some(mut pending) = records.pending_now(&pending) {
             done.push(retry(&mut pending, records, node, patience));
@@ -314,9 +420,9 @@ pub fn retry_own(records: &Records, node: &Node, key: &Key, patience: Duration) 
     all_of(done)
 }
 
-/// Tries to free the addresses of earlier pods, after the IPAM plugin's ADD found none, and waits for a DEL that is about to
-/// free one: its device was free before its address. `before` are the names of what was pending before that ADD. Returns
-/// whether one may have been freed.
+/// Tries to free the addresses of earlier pods, after the IPAM plugin's ADD found none, and waits
+/// for a DEL that is about to free one: its device was free before its address. `before` are the
+/// names of what was pending before that ADD. Returns whether one may have been freed.
 pub fn free_addresses(
     before: &[String],
     records: &Records,
@@ -331,18 +437,20 @@ pub fn free_addresses(
     Ok(has_one_ended || freed > 0)
 }
 
-/// The pending records of other attachments than `but` that may have an address of the IPAM plugin `ipam`.
+/// The pending records of other attachments than `but` that may have an address of the IPAM plugin
+/// `ipam`.
 fn with_addresses(records: &Records, ipam: &str, but: &Key) -> Result<Vec<Pending>> {
     let mut all = records.pending()?;
     all.retain(|Pending { record, .. }| {
-        let is_of = |change: &Change| matches!(change, Change::Lease(lease) if lease.r#type == ipam);
+        let is_of =
+            |change: &Change| matches!(change, Change::Lease(lease) if lease.r#type == ipam);
         record.owner.key() != *but && record.leaves(is_of)
     });
     Ok(all)
 }
 
-/// Tries what other attachments left, as far as `lock` gives their locks: an ADD or DEL of them may be at work. Returns of how
-/// many nothing is left.
+/// Tries what other attachments left, as far as `lock` gives their locks: an ADD or DEL of them may
+/// be at work. Returns of how many nothing is left.
 fn retry_aside(
     all: Vec<Pending>,
     records: &Records,
@@ -350,10 +458,16 @@ fn retry_aside(
     lock: impl Fn(&Key, Duration) -> Result<Option<AttachmentLock>>,
 ) -> Result<usize> {
     let (start, mut ended, mut errors) = (Instant::now(), 0, Vec::new());
-    let left = || ASIDE.checked_sub(start.elapsed()).filter(|left| !left.is_zero());
+    let left = || {
+        ASIDE
+            .checked_sub(start.elapsed())
+            .filter(|left| !left.is_zero())
+    };
     for pending in all {
         let Some(patience) = left() else { break };
-        let Some(_lock) = lock(&pending.record.owner.key(), patience)? else { continue };
+        let Some(_lock) = lock(&pending.record.owner.key(), patience)? else {
+            continue;
+        };
         let Some(mut pending) = records.pending_now(&pending) else {
             ended += 1;
             continue;
@@ -366,18 +480,26 @@ fn retry_aside(
     all_of(errors).map(|()| ended)
 }
 
-/// Whether RDMA devices of earlier pods are back on the host: restores those, as the next pod is to have them. Where RDMA is
-/// required: fails while a pod still has them.
-pub fn settle_rdma(is_required: bool, device: &device::Device, records: &Records, node: &Node) -> Result<()> {
+/// Whether RDMA devices of earlier pods are back on the host: restores those, as the next pod is to
+/// have them. Where RDMA is required: fails while a pod still has them.
+pub fn settle_rdma(
+    is_required: bool,
+    device: &device::Device,
+    records: &Records,
+    node: &Node,
+) -> Result<()> {
     for pending in records.pending_of(&device.original.id)? {
         let record = &pending.record;
         let is_rdma = |change: &Change| matches!(change, Change::Rdma(_));
-        let Some(step) = record.rdma().filter(|_| record.leaves(is_rdma)) else { continue };
+        let Some(step) = record.rdma().filter(|_| record.leaves(is_rdma)) else {
+            continue;
+        };
         if !record.owner.is_of_this_boot()? {
             continue;
         }
         let cx = Cx::of(&record.owner, record.facts(), node, &records.locks)?;
-        step.restore(&cx).unwrap_or_else(|error| log::warn!("{error:#}"));
+        step.restore(&cx)
+            .unwrap_or_else(|error| log::warn!("{error:#}"));
         if is_required && device.rdma_devices()?.is_empty() {
             fail!(
                 TryAgain,

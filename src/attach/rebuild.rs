@@ -1,5 +1,6 @@
-//! Devices that a pod has without a record: someone emptied the run directory while the pod lived, or another plugin
-//! attached them. DEL returns them by their PCI address, or by the record that `railctl reap --rebuild` made.
+//! Devices that a pod has without a record: someone emptied the run directory while the pod lived,
+//! or another plugin attached them. DEL returns them by their PCI address, or by the record that
+//! `railctl reap --rebuild` made.
 
 use std::path::Path;
 
@@ -21,7 +22,10 @@ use rail_netlink::link::{self, Link, Move};
 /// The key of a rebuilt record: the runtime's own is not known.
 pub fn key_in(netns: &NetnsId, ifname: &str) -> Key {
     let container_id = format!("rebuilt-{}", netns.ino);
-    Key::whole(&Attachment { container_id, ifname: ifname.to_owned() })
+    Key::whole(&Attachment {
+        container_id,
+        ifname: ifname.to_owned(),
+    })
 }
 
 /// Whether the netdev of a function without a record is not on the host.
@@ -29,9 +33,12 @@ pub fn is_away(function: &Function) -> Result<bool> {
     Ok(function.driver().is_some() && !function.is_userspace() && function.netdevs()?.is_empty())
 }
 
-/// Fails when the device is on the host without its netdev, which another network namespace may have.
+/// Fails when the device is on the host without its netdev, which another network namespace may
+/// have.
 pub fn refuse(id: &DeviceId, node: &Node) -> Result<()> {
-    let Some(function) = Function::find(&node.sysfs_root, id)? else { return Ok(()) };
+    let Some(function) = Function::find(&node.sysfs_root, id)? else {
+        return Ok(());
+    };
     if is_away(&function)? {
         fail!(
             TryAgain,
@@ -42,28 +49,41 @@ pub fn refuse(id: &DeviceId, node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// The usual name of a device. For a VF it is udev's, made of its PF and its number; for another device an altname,
-/// because altnames move with it; otherwise the name that it has.
+/// The usual name of a device. For a VF it is udev's, made of its PF and its number; for another
+/// device an altname, because altnames move with it; otherwise the name that it has.
 pub fn usual_name(id: &DeviceId, link: &Link, node: &Node) -> Result<String> {
     /// IFNAMSIZ without the zero at its end (linux/if.h).
     const LONGEST: usize = 15;
     let function = Function::find(&node.sysfs_root, id)?;
-    let pf = function.as_ref().map(|function| function.pf(&node.sysfs_root)).transpose()?.flatten();
+    let pf = function
+        .as_ref()
+        .map(|function| function.pf(&node.sysfs_root))
+        .transpose()?
+        .flatten();
     let number = function.as_ref().and_then(Function::vf_number);
-    let of_vf = number.zip(pf.and_then(|pf| pf.netdev)).map(|(number, pf)| format!("{pf}v{number}"));
+    let of_vf = number
+        .zip(pf.and_then(|pf| pf.netdev))
+        .map(|(number, pf)| format!("{pf}v{number}"));
     let mut names = of_vf.into_iter().chain(link.altnames.iter().cloned());
-    Ok(names.find(|name| name.len() <= LONGEST).unwrap_or_else(|| link.name.clone()))
+    Ok(names
+        .find(|name| name.len() <= LONGEST)
+        .unwrap_or_else(|| link.name.clone()))
 }
 
-/// `record`, or the rebuilt record of what `attachment` has in the namespace at `netns`, with its lock.
+/// `record`, or the rebuilt record of what `attachment` has in the namespace at `netns`, with its
+/// lock.
 pub fn or_rebuilt(
     records: Option<&Records>,
     record: Option<Record>,
     attachment: &Attachment,
     netns: Option<&Path>,
 ) -> Result<(Option<AttachmentLock>, Option<Record>)> {
-    let (None, Some(records), Some(netns)) = (&record, records, netns) else { return Ok((None, record)) };
-    let Some(id) = NetnsId::of(netns).ok().flatten() else { return Ok((None, None)) };
+    let (None, Some(records), Some(netns)) = (&record, records, netns) else {
+        return Ok((None, record));
+    };
+    let Some(id) = NetnsId::of(netns).ok().flatten() else {
+        return Ok((None, None));
+    };
     let rebuilt = key_in(&id, &attachment.ifname);
     if records.on_file(&rebuilt)?.is_none() {
         return Ok((None, None));
@@ -77,20 +97,40 @@ pub fn or_rebuilt(
     Ok((Some(lock), record.filter(is_it)))
 }
 
-/// Returns a device without a record from a living pod; its PCI address alone is known. On the host it gets its usual
-/// name, or else a free one. DEL needs this after /run was emptied, or after another plugin's ADD.
-pub fn give_back_unrecorded(netns: &Netns, id: &DeviceId, ifname: &str, node: &Node) -> Result<bool> {
+/// Returns a device without a record from a living pod; its PCI address alone is known. On the host
+/// it gets its usual name, or else a free one. DEL needs this after /run was emptied, or after
+/// another plugin's ADD.
+pub fn give_back_unrecorded(
+    netns: &Netns,
+    id: &DeviceId,
+    ifname: &str,
+    node: &Node,
+) -> Result<bool> {
     let mut pod = netns.run(Socket::open)?;
     let ours = |link: &Link| link.parent.as_deref() == Some(id.as_str());
-    let Some(link) = link::by_name(&mut pod, ifname)?.filter(ours) else { return Ok(false) };
+    let Some(link) = link::by_name(&mut pod, ifname)?.filter(ours) else {
+        return Ok(false);
+    };
     let mut host = Socket::open()?;
     let usual = usual_name(id, &link, node)?;
     let is_free = usual != link.name && link::by_name(&mut host, &usual)?.is_none();
-    let name = if is_free { usual } else { locate::free_name(&mut host, &link)? };
+    let name = if is_free {
+        usual
+    } else {
+        locate::free_name(&mut host, &link)?
+    };
     for altname in locate::clashing(&link, &mut host)? {
         link::remove_altname(&mut pod, &link, &altname)?;
     }
-    link::move_to(&mut pod, &link, &Netns::current()?, &Move { name: &name, ..Move::default() })?;
+    link::move_to(
+        &mut pod,
+        &link,
+        &Netns::current()?,
+        &Move {
+            name: &name,
+            ..Move::default()
+        },
+    )?;
     calls::restored(format!(
         "{} was in the pod as {ifname} without a record: it is on the host as {name}",
         id.as_str()

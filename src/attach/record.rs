@@ -1,6 +1,7 @@
-//! The journal of an attachment: who has which device, and the steps that ADD makes, in order. A step says what it changes,
-//! what was there before, and how far it is. It is on file before anything changes. What is still to be undone of a pod that
-//! has ended is a step that is not undone, and nothing else.
+//! The journal of an attachment: who has which device, and the steps that ADD makes, in order. A
+//! step says what it changes, what was there before, and how far it is. It is on file before
+//! anything changes. What is still to be undone of a pod that has ended is a step that is not
+//! undone, and nothing else.
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
@@ -22,7 +23,8 @@ use rail_netlink::link::Link;
 
 /// The version of the records' format.
 pub const VERSION: u32 = 2;
-/// The pause before the second try of a step that could not be undone, in seconds. Each further pause is twice as long.
+/// The pause before the second try of a step that could not be undone, in seconds. Each further
+/// pause is twice as long.
 const FIRST_PAUSE: u64 = 5;
 /// The longest pause, in seconds.
 const LONGEST_PAUSE: u64 = 600;
@@ -107,7 +109,8 @@ impl Step {
         }
     }
 
-    /// Whether it is time to try again. A time that no call of this boot wrote is of another one, whose /run was restored.
+    /// Whether it is time to try again. A time that no call of this boot wrote is of another one,
+    /// whose /run was restored.
     fn is_due(&self) -> bool {
         let now = files::since_boot().as_secs();
         !(now + 1..=now + LONGEST_PAUSE).contains(&self.failed().next)
@@ -116,11 +119,17 @@ impl Step {
 
 impl Failed {
     fn again(self, why: &str) -> Failed {
-        let pause = FIRST_PAUSE.saturating_mul(1 << self.tries.min(16)).min(LONGEST_PAUSE);
+        let pause = FIRST_PAUSE
+            .saturating_mul(1 << self.tries.min(16))
+            .min(LONGEST_PAUSE);
         Failed {
             why: why.to_owned(),
             tries: self.tries.saturating_add(1),
-            since: if self.since.is_empty() { files::now() } else { self.since },
+            since: if self.since.is_empty() {
+                files::now()
+            } else {
+                self.since
+            },
             next: files::since_boot().as_secs() + pause,
         }
     }
@@ -175,24 +184,44 @@ steps! {
 impl Record {
     /// The record of an ADD that begins.
     pub fn new(owner: Owner) -> Record {
-        Record { version: VERSION, owner, steps: Vec::new() }
+        Record {
+            version: VERSION,
+            owner,
+            steps: Vec::new(),
+        }
     }
 
     /// Adds a step that ADD is going to make, in its place.
     pub fn plan(&mut self, change: Change) {
         let is_later = |step: &Step| step.change.rank() > change.rank();
-        let place = self.steps.iter().position(is_later).unwrap_or(self.steps.len());
-        self.steps.insert(place, Step { change, state: State::Planned });
+        let place = self
+            .steps
+            .iter()
+            .position(is_later)
+            .unwrap_or(self.steps.len());
+        self.steps.insert(
+            place,
+            Step {
+                change,
+                state: State::Planned,
+            },
+        );
     }
 
     /// What its steps know of each other.
     pub fn facts(&self) -> Facts {
         Facts {
             driver: self.driver().cloned(),
-            rdma: self.rdma().map(|rdma| rdma.moving.clone()).unwrap_or_default(),
+            rdma: self
+                .rdma()
+                .map(|rdma| rdma.moving.clone())
+                .unwrap_or_default(),
             is_mac_by_pf: self.vf().is_some_and(|vf| vf.wanted.mac.is_some()),
             is_of_host: self.host_addresses().is_some(),
-            addresses: self.rail().map(|rail| rail.addresses.clone()).unwrap_or_default(),
+            addresses: self
+                .rail()
+                .map(|rail| rail.addresses.clone())
+                .unwrap_or_default(),
         }
     }
 
@@ -212,7 +241,8 @@ impl Record {
 
     /// Whether its address is a lease of rail-ipam.
     pub fn is_by_rail_ipam(&self) -> bool {
-        self.lease().is_some_and(|lease| lease.r#type == "rail-ipam")
+        self.lease()
+            .is_some_and(|lease| lease.r#type == "rail-ipam")
     }
 
     /// Whether ADD came to its end.
@@ -222,7 +252,12 @@ impl Record {
 
     /// Whether the device has not returned from a namespace that is gone.
     pub fn is_missing(&self) -> bool {
-        self.steps.iter().any(|step| matches!((&step.change, &step.state), (Change::Move, State::Failed(_))))
+        self.steps.iter().any(|step| {
+            matches!(
+                (&step.change, &step.state),
+                (Change::Move, State::Failed(_))
+            )
+        })
     }
 
     /// The steps that are still to be undone.
@@ -240,7 +275,8 @@ impl Record {
         self.steps.iter().any(Step::is_left_of_device)
     }
 
-    /// Whether an operator has to know: it was tried in vain, or the device is not as it was. If not, the next DEL or GC does it.
+    /// Whether an operator has to know: it was tried in vain, or the device is not as it was. If
+    /// not, the next DEL or GC does it.
     pub fn is_left_in_vain(&self) -> bool {
         self.is_left_of_device() || self.left().any(|step| step.failed().tries > 0)
     }
@@ -259,15 +295,24 @@ impl Record {
     pub fn inherit(&mut self, previous: &Record) {
         let leaves = |is_it: fn(&Change) -> bool| previous.leaves(is_it);
         if leaves(|change| matches!(change, Change::Netdev(_))) {
-            if let (Some(now), Some(first)) = (&mut self.owner.device.link, &previous.owner.device.link) {
-                *now = Link { index: now.index, ..first.clone() };
+            if let (Some(now), Some(first)) =
+                (&mut self.owner.device.link, &previous.owner.device.link)
+            {
+                *now = Link {
+                    index: now.index,
+                    ..first.clone()
+                };
             }
             if let (Some(now), Some(first)) = (self.netdev_mut(), previous.netdev()) {
                 now.clone_from(first);
             }
-            // What is bound again later gets these names, not those of today, which the pod before may have chosen.
+            // What is bound again later gets these names, not those of today, which the pod before
+            // may have chosen.
             let names = previous.rdma_names_before();
-            if let Some(bound) = self.driver_mut().filter(|bound| bound.rdma.len() == names.len()) {
+            if let Some(bound) = self
+                .driver_mut()
+                .filter(|bound| bound.rdma.len() == names.len())
+            {
                 bound.rdma = names;
             }
         }
@@ -275,7 +320,10 @@ impl Record {
         if leaves(is_reset) && !self.leaves(is_reset) {
             self.plan(Change::Reset);
         }
-        if let Some(rdma) = previous.rdma().filter(|_| leaves(|change| matches!(change, Change::Rdma(_)))) {
+        if let Some(rdma) = previous
+            .rdma()
+            .filter(|_| leaves(|change| matches!(change, Change::Rdma(_))))
+        {
             if self.rdma().is_none() {
                 self.plan(Change::Rdma(Rdma::default()));
             }

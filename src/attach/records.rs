@@ -1,6 +1,6 @@
-//! The files of the records. One is `CONTAINER:IFNAME:DEVICE.json` in `attachments/`, so that one listing shows all keys and
-//! all devices. Once the device is on the host, and something else is still to be undone, the file moves to `pending/`, in one
-//! step: from then on the device is free.
+//! The files of the records. One is `CONTAINER:IFNAME:DEVICE.json` in `attachments/`, so that one
+//! listing shows all keys and all devices. Once the device is on the host, and something else is
+//! still to be undone, the file moves to `pending/`, in one step: from then on the device is free.
 
 use std::sync::OnceLock;
 
@@ -39,7 +39,8 @@ pub struct Pending {
     pub record: Record,
 }
 
-/// Pending records above this number are dropped, the oldest first: a plugin that is gone for good fails for every pod.
+/// Pending records above this number are dropped, the oldest first: a plugin that is gone for good
+/// fails for every pod.
 const MOST: usize = 1000;
 /// The bytes of network configurations that all of them together may keep.
 const MOST_BYTES: usize = 16 << 20;
@@ -50,10 +51,16 @@ impl Records {
         let run = Dir::create(&node.run_dir)?;
         let (records, locks) = (run.create_sub(RECORDS)?, Locks::new(run.create_sub(LOCKS)?));
         take_over_debts(&run)?;
-        Ok(Records { records, pending: OnceLock::new(), locks, run })
+        Ok(Records {
+            records,
+            pending: OnceLock::new(),
+            locks,
+            run,
+        })
     }
 
-    /// Opens the directories; `None` where they are missing and cannot be made, because then nothing was ever attached.
+    /// Opens the directories; `None` where they are missing and cannot be made, because then
+    /// nothing was ever attached.
     pub fn open_for_del(node: &Node) -> Result<Option<Records>> {
         match Records::open(node) {
             Ok(records) => Ok(Some(records)),
@@ -66,23 +73,36 @@ impl Records {
 
     /// Opens the directories if they exist; if not, nothing was ever attached.
     pub fn open_existing(node: &Node) -> Result<Option<Records>> {
-        let Some(run) = node.existing_run_dir()? else { return Ok(None) };
-        let (Some(records), Some(locks)) = (run.sub(RECORDS)?, run.sub(LOCKS)?) else { return Ok(None) };
+        let Some(run) = node.existing_run_dir()? else {
+            return Ok(None);
+        };
+        let (Some(records), Some(locks)) = (run.sub(RECORDS)?, run.sub(LOCKS)?) else {
+            return Ok(None);
+        };
         let pending = match run.sub(PENDING)? {
             None => run.sub(DEBTS)?,
             pending => pending,
         };
         let pending = pending.map(OnceLock::from).unwrap_or_default();
-        Ok(Some(Records { records, pending, locks: Locks::new(locks), run }))
+        Ok(Some(Records {
+            records,
+            pending,
+            locks: Locks::new(locks),
+            run,
+        }))
     }
 
-    /// The record of an attachment. A file that cannot be read, or that is about another attachment, is replaced by the copy
-    /// in the device's lock file; without a copy it counts as missing.
+    /// The record of an attachment. A file that cannot be read, or that is about another
+    /// attachment, is replaced by the copy in the device's lock file; without a copy it counts as
+    /// missing.
     pub fn find(&self, key: &Key) -> Result<Option<Record>> {
         if let Some(record) = self.on_file(key)? {
             return Ok(Some(record));
         }
-        let copy = self.copies()?.into_iter().find(|copy| copy.owner.key() == *key);
+        let copy = self
+            .copies()?
+            .into_iter()
+            .find(|copy| copy.owner.key() == *key);
         if copy.is_some() {
             log::warn!("the record of {key} is lost: using its copy");
         }
@@ -107,7 +127,9 @@ impl Records {
     pub fn ifnames_of(&self, container_id: &str) -> Result<Vec<String>> {
         let prefix = format!("{}:", name_part(container_id));
         let names = self.records.names_where(|name| name.starts_with(&prefix))?;
-        let ours = names.iter().filter_map(|name| name.strip_prefix(&prefix)?.split(':').next());
+        let ours = names
+            .iter()
+            .filter_map(|name| name.strip_prefix(&prefix)?.split(':').next());
         Ok(ours.map(str::to_owned).collect())
     }
 
@@ -124,19 +146,30 @@ impl Records {
             }
         }
         for copy in self.copies()? {
-            if !records.iter().any(|record| record.owner.key() == copy.owner.key()) {
+            if !records
+                .iter()
+                .any(|record| record.owner.key() == copy.owner.key())
+            {
                 records.push(copy);
             }
         }
         Ok((records, unreadable))
     }
 
-    /// The attachments, other than `but`, that claim the device, judged by the names of the files and by the
-    /// copy that `lock` carries.
-    pub fn claims_on(&self, id: &str, lock: &mut DeviceLock, but: Option<&Key>) -> Result<Vec<Record>> {
+    /// The attachments, other than `but`, that claim the device, judged by the names of the files
+    /// and by the copy that `lock` carries.
+    pub fn claims_on(
+        &self,
+        id: &str,
+        lock: &mut DeviceLock,
+        but: Option<&Key>,
+    ) -> Result<Vec<Record>> {
         let mut claims = self.named(id)?;
         if let Some(copy) = parse_copy(&lock.copy()?) {
-            if !claims.iter().any(|claim| claim.owner.key() == copy.owner.key()) {
+            if !claims
+                .iter()
+                .any(|claim| claim.owner.key() == copy.owner.key())
+            {
                 claims.push(copy);
             }
         }
@@ -164,7 +197,8 @@ impl Records {
         self.records.write(&file_name(record), &json)
     }
 
-    /// Removes the record, its copy where `device` is given, and the temporary files of a killed ADD.
+    /// Removes the record, its copy where `device` is given, and the temporary files of a killed
+    /// ADD.
     pub fn remove(&self, key: &Key, device: Option<&mut DeviceLock>) -> Result<()> {
         let prefix = prefix(key);
         let mut ours = Vec::new();
@@ -177,23 +211,28 @@ impl Records {
         device.map_or(Ok(()), |device| device.set_copy(b""))
     }
 
-    /// Removes a file that [`Records::all`] could not read. Only an operator may ask for that: a later version may
-    /// have written it, for a pod that lives.
+    /// Removes a file that [`Records::all`] could not read. Only an operator may ask for that: a
+    /// later version may have written it, for a pod that lives.
     pub fn remove_unreadable(&self, name: &str) -> Result<()> {
         self.records.remove(name)
     }
 
-    /// Moves the record to the pending ones: from then on the device is free, and what is left to do blocks no other call.
+    /// Moves the record to the pending ones: from then on the device is free, and what is left to
+    /// do blocks no other call.
     pub fn end(&self, record: &Record, device: &mut DeviceLock) -> Result<Pending> {
         if self.pending_dir()?.is_none() {
             self.run.create_sub(PENDING)?;
         }
-        let pending = self.pending_dir()?.context("no directory of pending steps")?;
+        let pending = self
+            .pending_dir()?
+            .context("no directory of pending steps")?;
         let on_file = file_name(record);
         let json = to_json(record)?;
-        // How far the steps are is on file before the device is free: the next ADD of it reads that. On a full /run, it takes
-        // all of them for what is left, and looks.
-        self.records.write(&on_file, &json).unwrap_or_else(|error| log::warn!("{error:#}"));
+        // How far the steps are is on file before the device is free: the next ADD of it reads
+        // that. On a full /run, it takes all of them for what is left, and looks.
+        self.records
+            .write(&on_file, &json)
+            .unwrap_or_else(|error| log::warn!("{error:#}"));
         let name = match pending.receive(&self.records, &on_file)? {
             Some(name) => name,
             // This file system cannot rename between the two directories.
@@ -204,7 +243,10 @@ impl Records {
             }
         };
         self.remove(&record.owner.key(), Some(device))?;
-        Ok(Pending { name, record: record.clone() })
+        Ok(Pending {
+            name,
+            record: record.clone(),
+        })
     }
 
     /// Every pending record that can be read.
@@ -222,7 +264,9 @@ impl Records {
     pub fn pending_by(&self, key: &Key) -> Result<Vec<Pending>> {
         let prefix = prefix(key);
         self.pending_named(|name| {
-            let numbered = name.split_once('~').filter(|(number, _)| number.parse::<u32>().is_ok());
+            let numbered = name
+                .split_once('~')
+                .filter(|(number, _)| number.parse::<u32>().is_ok());
             numbered.map_or(name, |(_, name)| name).starts_with(&prefix)
         })
     }
@@ -241,13 +285,17 @@ impl Records {
     }
 
     fn pending_named(&self, is_meant: impl Fn(&str) -> bool) -> Result<Vec<Pending>> {
-        let names = self.pending_dir()?.map_or(Ok(Vec::new()), |pending| pending.names_where(is_meant))?;
+        let names = self
+            .pending_dir()?
+            .map_or(Ok(Vec::new()), |pending| pending.names_where(is_meant))?;
         self.pending_at(names)
     }
 
     /// The pending records in these files, as far as they can be read.
     pub fn pending_at(&self, names: Vec<String>) -> Result<Vec<Pending>> {
-        let Some(pending) = self.pending_dir()? else { return Ok(Vec::new()) };
+        let Some(pending) = self.pending_dir()? else {
+            return Ok(Vec::new());
+        };
         let mut found = Vec::new();
         for name in names {
             match read_pending(pending, &name) {
@@ -258,8 +306,8 @@ impl Records {
         Ok(found)
     }
 
-    /// Drops what is above the limits. Every pending record holds its network's configuration, which a tenant wrote: it must
-    /// not fill /run. The original state of a device is kept.
+    /// Drops what is above the limits. Every pending record holds its network's configuration,
+    /// which a tenant wrote: it must not fill /run. The original state of a device is kept.
     pub fn limit_pending(&self) -> Result<()> {
         let mut all = self.pending()?;
         all.sort_by(|one, other| other.record.owner.since.cmp(&one.record.owner.since));
@@ -272,7 +320,10 @@ impl Records {
             kept += 1;
         }
         for mut pending in all.drain(kept..) {
-            log::error!("too much is pending: dropping the steps of {}", pending.record.owner.describe());
+            log::error!(
+                "too much is pending: dropping the steps of {}",
+                pending.record.owner.describe()
+            );
             for step in &mut pending.record.steps {
                 if let Change::Lease(lease) = &mut step.change {
                     lease.config.clear();
@@ -293,12 +344,15 @@ impl Records {
             log::warn!("{error:#}: it is replaced");
             Some(pending.record.clone())
         });
-        record.map(|record| Pending { name: pending.name.clone(), record })
+        record.map(|record| Pending {
+            name: pending.name.clone(),
+            record,
+        })
     }
 
-    /// Writes what became of the steps that `tried` names to the record as it is on file now, and removes it when nothing is
-    /// left: a DEL of the attachment and an ADD of the device may both be at work on it. What another call has undone
-    /// meanwhile stays undone.
+    /// Writes what became of the steps that `tried` names to the record as it is on file now, and
+    /// removes it when nothing is left: a DEL of the attachment and an ADD of the device may both
+    /// be at work on it. What another call has undone meanwhile stays undone.
     pub fn note(&self, pending: &mut Pending, tried: impl Fn(&Step) -> bool) -> Result<()> {
         let _lock = self.locks.pending()?;
         let Some(mut now) = self.pending_now(pending) else {
@@ -307,7 +361,11 @@ impl Records {
         };
         for step in now.record.steps.iter_mut().filter(|step| step.is_left()) {
             let name = step.change.name();
-            let ours = pending.record.steps.iter().find(|ours| ours.change.name() == name);
+            let ours = pending
+                .record
+                .steps
+                .iter()
+                .find(|ours| ours.change.name() == name);
             // A full /run may have kept the end of the attachment off the file.
             if let Some(ours) = ours.filter(|ours| tried(ours) || !ours.is_left()) {
                 step.clone_from(ours);
@@ -318,7 +376,9 @@ impl Records {
             return self.remove_pending(pending);
         }
         let dir = self.pending.get();
-        dir.map_or(Ok(()), |dir| dir.write(&pending.name, &to_json(&pending.record)?))
+        dir.map_or(Ok(()), |dir| {
+            dir.write(&pending.name, &to_json(&pending.record)?)
+        })
     }
 
     /// Removes a pending record, whatever is left.
@@ -328,20 +388,29 @@ impl Records {
     }
 
     fn remove_pending(&self, pending: &Pending) -> Result<()> {
-        let Some(dir) = self.pending.get() else { return Ok(()) };
+        let Some(dir) = self.pending.get() else {
+            return Ok(());
+        };
         dir.discard(&pending.name);
         dir.remove(&pending.name)
     }
 
     fn copies(&self) -> Result<Vec<Record>> {
-        Ok(self.locks.copies()?.iter().filter_map(|copy| parse_copy(copy)).collect())
+        Ok(self
+            .locks
+            .copies()?
+            .iter()
+            .filter_map(|copy| parse_copy(copy))
+            .collect())
     }
 }
 
-/// Takes over the directory of pending records as the version before called it. An ADD or DEL of that version, which began
-/// before the upgrade, may make it once more.
+/// Takes over the directory of pending records as the version before called it. An ADD or DEL of
+/// that version, which began before the upgrade, may make it once more.
 fn take_over_debts(run: &Dir) -> Result<()> {
-    let Some(debts) = run.sub(DEBTS)? else { return Ok(()) };
+    let Some(debts) = run.sub(DEBTS)? else {
+        return Ok(());
+    };
     let Some(pending) = run.sub(PENDING)? else {
         // Another call may do the same now.
         let _ = run.rename(DEBTS, run, PENDING);
@@ -355,13 +424,17 @@ fn take_over_debts(run: &Dir) -> Result<()> {
 
 /// The record in the file `name`; `None` when there is none.
 fn read(folder: &Dir, name: &str) -> Result<Option<Record>> {
-    let Some(content) = folder.read(name)? else { return Ok(None) };
+    let Some(content) = folder.read(name)? else {
+        return Ok(None);
+    };
     let path = folder.path().join(name);
-    let record = format::parse(&content).with_context(|| format!("{} is not a record", path.display()))?;
+    let record =
+        format::parse(&content).with_context(|| format!("{} is not a record", path.display()))?;
     Ok(Some(record))
 }
 
-/// The same of a pending one, whose device is home, or gone: also where a full /run kept that off the file.
+/// The same of a pending one, whose device is home, or gone: also where a full /run kept that off
+/// the file.
 fn read_pending(folder: &Dir, name: &str) -> Result<Option<Record>> {
     let mut record = read(folder, name)?;
     for step in record.iter_mut().flat_map(|record| &mut record.steps) {
@@ -377,15 +450,26 @@ fn prefix(key: &Key) -> String {
     let Key { attachment, part } = key;
     // Neither part contains a colon, and no name of a netdev has a space.
     let part = if *part == Part::Rdma { " (rdma)" } else { "" };
-    format!("{}:{}{part}:", name_part(&attachment.container_id), attachment.ifname)
+    format!(
+        "{}:{}{part}:",
+        name_part(&attachment.container_id),
+        attachment.ifname
+    )
 }
 
 fn file_name(record: &Record) -> String {
-    format!("{}{}.json", prefix(&record.owner.key()), record.owner.device.id)
+    format!(
+        "{}{}.json",
+        prefix(&record.owner.key()),
+        record.owner.device.id
+    )
 }
 
 /// A copy whose writer was killed says nothing: the record would have been written after it.
 fn parse_copy(copy: &[u8]) -> Option<Record> {
     let copy = format::parse(copy).ok()?;
-    copy.owner.is_of_this_boot().is_ok_and(|is| is).then_some(copy)
+    copy.owner
+        .is_of_this_boot()
+        .is_ok_and(|is| is)
+        .then_some(copy)
 }

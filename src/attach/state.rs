@@ -15,7 +15,8 @@ use rail_netlink::link::Link;
 pub enum State {
     /// The pod has the device, as this link; `None` where the attachment has no netdev.
     Live(Option<Link>),
-    /// The pod is alive, but its device is neither there nor on the host. The pod may have it in a namespace of its own.
+    /// The pod is alive, but its device is neither there nor on the host. The pod may have it in a
+    /// namespace of its own.
     Elsewhere,
     /// The pod is alive, but its device is on the host.
     OnHost,
@@ -32,7 +33,10 @@ pub enum State {
 impl State {
     /// Whether it is certain that only the record is left.
     pub fn is_left_over(&self) -> bool {
-        matches!(self, State::Dead | State::CutOff | State::OnHost | State::Missing)
+        matches!(
+            self,
+            State::Dead | State::CutOff | State::OnHost | State::Missing
+        )
     }
 }
 
@@ -55,8 +59,16 @@ fn in_living(record: &Record, node: &Node, host: &mut Socket) -> Result<State> {
     let function = owner.device.function(node)?;
     if owner.is_rdma_alone() {
         // Has the host a netdev of the function? Then no pod has it.
-        let netdev = function.as_ref().map(Function::netdev).transpose()?.flatten();
-        return Ok(if netdev.is_some() { State::OnHost } else { State::Live(None) });
+        let netdev = function
+            .as_ref()
+            .map(Function::netdev)
+            .transpose()?
+            .flatten();
+        return Ok(if netdev.is_some() {
+            State::OnHost
+        } else {
+            State::Live(None)
+        });
     }
     if owner.device.link.is_none() {
         return Ok(State::Live(None));
@@ -66,7 +78,13 @@ fn in_living(record: &Record, node: &Node, host: &mut Socket) -> Result<State> {
     }
     // Without a driver because a call was ended while it bound that again, the netdev is nowhere.
     let is_unbound = record.driver().is_some_and(|bound| bound.again)
-        && function.as_ref().is_some_and(|function| function.driver().is_none());
+        && function
+            .as_ref()
+            .is_some_and(|function| function.driver().is_none());
     let is_on_host = is_unbound || locate::on_host(owner, function.as_ref(), node, host)?.is_some();
-    Ok(if is_on_host { State::OnHost } else { State::Elsewhere })
+    Ok(if is_on_host {
+        State::OnHost
+    } else {
+        State::Elsewhere
+    })
 }

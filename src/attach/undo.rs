@@ -1,5 +1,6 @@
-//! The end of an attachment: its steps are undone, the last first. DEL, the rollback of an ADD, GC, `reap` and the next ADD
-//! of the device all do this. Every step is tried, and what fails stays in the journal.
+//! The end of an attachment: its steps are undone, the last first. DEL, the rollback of an ADD, GC,
+//! `reap` and the next ADD of the device all do this. Every step is tried, and what fails stays in
+//! the journal.
 
 use anyhow::{Result, anyhow};
 
@@ -23,9 +24,9 @@ pub enum Lease {
     Later,
 }
 
-/// Undoes whatever was done of `record`, whose attachment and device are locked. The device is free as soon as it is on the
-/// host, and what could not be undone by then is pending. An error means that the device is still in the pod, or that the
-/// record could not be written.
+/// Undoes whatever was done of `record`, whose attachment and device are locked. The device is free
+/// as soon as it is on the host, and what could not be undone by then is pending. An error means
+/// that the device is still in the pod, or that the record could not be written.
 pub fn end(
     mut record: Record,
     records: &Records,
@@ -43,21 +44,33 @@ pub fn end(
     let is_home = match take_home(&mut record, &mut cx) {
         Ok(is_home) => is_home,
         Err(error) => {
-            records.write(&record, &mut claim).unwrap_or_else(|error| log::warn!("{error:#}"));
+            records
+                .write(&record, &mut claim)
+                .unwrap_or_else(|error| log::warn!("{error:#}"));
             return Err(error);
         }
     };
     if !is_home {
-        log::warn!("{} has not returned from {}", record.owner.device.id, record.owner.describe());
+        log::warn!(
+            "{} has not returned from {}",
+            record.owner.device.id,
+            record.owner.describe()
+        );
         records.write(&record, &mut claim)?;
-        return Ok(Ended { record, place: cx.place });
+        return Ok(Ended {
+            record,
+            place: cx.place,
+        });
     }
     on_host(&mut record, &mut cx);
     drop(turn);
     log_left(&record, |step| step.failed().tries > 0);
     if !record.is_left() {
         records.remove(&record.owner.key(), Some(&mut claim))?;
-        return Ok(Ended { record, place: cx.place });
+        return Ok(Ended {
+            record,
+            place: cx.place,
+        });
     }
     let mut pending = match records.end(&record, &mut claim) {
         Ok(pending) => pending,
@@ -68,7 +81,10 @@ pub fn end(
                 return Err(error);
             }
             records.remove(&record.owner.key(), Some(&mut claim))?;
-            return Ok(Ended { record, place: cx.place });
+            return Ok(Ended {
+                record,
+                place: cx.place,
+            });
         }
     };
     drop(claim);
@@ -76,9 +92,14 @@ pub fn end(
         give_lease_back(&mut pending, node, PATIENCE, records)?;
     }
     if pending.record.is_left() {
-        records.limit_pending().unwrap_or_else(|error| log::warn!("{error:#}"));
+        records
+            .limit_pending()
+            .unwrap_or_else(|error| log::warn!("{error:#}"));
     }
-    Ok(Ended { record: pending.record, place: cx.place })
+    Ok(Ended {
+        record: pending.record,
+        place: cx.place,
+    })
 }
 
 /// What became of an attachment.
@@ -90,13 +111,17 @@ pub struct Ended {
     pub place: Place,
 }
 
-/// Undoes what is in the pod, and moves the device to the host. Returns whether it is there, or gone from the node.
+/// Undoes what is in the pod, and moves the device to the host. Returns whether it is there, or
+/// gone from the node.
 fn take_home(record: &mut Record, cx: &mut Cx<'_>) -> Result<bool> {
     if !record.owner.is_of_this_boot()? {
         // Neither the namespace nor the settings of the device exist any more.
         cx.place = Place::Gone;
         for step in &mut record.steps {
-            if matches!(step.change.place(), steps::Place::Pod | steps::Place::Device) {
+            if matches!(
+                step.change.place(),
+                steps::Place::Pod | steps::Place::Device
+            ) {
                 step.undone(Ok(()));
             }
         }
@@ -108,7 +133,9 @@ fn take_home(record: &mut Record, cx: &mut Cx<'_>) -> Result<bool> {
         match (step.change.undo(cx), &step.change) {
             (Err(error), Change::Move) => return Err(error),
             (Ok(()), Change::Move) if cx.place == Place::Missing => {
-                step.undone(Err(anyhow!("it has not returned from a namespace without a path")));
+                step.undone(Err(anyhow!(
+                    "it has not returned from a namespace without a path"
+                )));
                 return Ok(false);
             }
             (done, _) => step.undone(done),
@@ -124,7 +151,12 @@ pub fn on_host(record: &mut Record, cx: &mut Cx<'_>) {
     }
     let has_netdev = record.owner.device.link.is_some() && record.driver().is_some();
     let mut blocked: Option<String> = None;
-    for step in record.steps.iter_mut().rev().filter(|step| step.is_of_device()) {
+    for step in record
+        .steps
+        .iter_mut()
+        .rev()
+        .filter(|step| step.is_of_device())
+    {
         // What was restored of a netdev that its driver has made anew is to be restored again.
         if !step.is_left() && !cx.is_anew {
             continue;
@@ -133,7 +165,9 @@ pub fn on_host(record: &mut Record, cx: &mut Cx<'_>) {
         let is_gone = cx.place == Place::Gone && !cx.is_anew;
         if has_netdev && !is_driver && !is_gone && cx.at_home().is_none() {
             // Nothing can be tried, a reset least of all.
-            let why = blocked.clone().unwrap_or_else(|| "the device has no netdev on the host".to_owned());
+            let why = blocked
+                .clone()
+                .unwrap_or_else(|| "the device has no netdev on the host".to_owned());
             step.undone(Err(anyhow!("{why}")));
             continue;
         }
@@ -154,15 +188,25 @@ pub fn on_host(record: &mut Record, cx: &mut Cx<'_>) {
 
 /// Leaves all that is left of a device for later.
 pub fn postpone(record: &mut Record, why: &anyhow::Error) {
-    for step in record.steps.iter_mut().filter(|step| step.is_left_of_device()) {
-        step.undone(Err(anyhow!("waiting until nothing uses the device: {why:#}")));
+    for step in record
+        .steps
+        .iter_mut()
+        .filter(|step| step.is_left_of_device())
+    {
+        step.undone(Err(anyhow!(
+            "waiting until nothing uses the device: {why:#}"
+        )));
     }
 }
 
-/// Fails while a virtual machine, or another program in user space, has the function. A reset would tear it out of its
-/// hands, and the pod's settings may be its own by now.
+/// Fails while a virtual machine, or another program in user space, has the function. A reset would
+/// tear it out of its hands, and the pod's settings may be its own by now.
 fn refuse_held(cx: &Cx<'_>) -> Result<()> {
-    match cx.function.as_ref().filter(|function| Function::is_userspace(function)) {
+    match cx
+        .function
+        .as_ref()
+        .filter(|function| Function::is_userspace(function))
+    {
         Some(function) => userspace::refuse_held(&cx.owner.device.id, function),
         None => Ok(()),
     }

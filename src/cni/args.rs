@@ -1,4 +1,5 @@
-//! The environment variables of one call, checked once: what is left after the check is well-formed.
+//! The environment variables of one call, checked once: what is left after the check is
+//! well-formed.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -24,7 +25,8 @@ pub enum Command {
     Gc,
     /// Report the supported versions of the specification.
     Version,
-    /// Any other verb. It is refused, but only after stdin was found to be in order, as Go's skel does.
+    /// Any other verb. It is refused, but only after stdin was found to be in order, as Go's skel
+    /// does.
     Unknown(String),
 }
 
@@ -45,9 +47,9 @@ impl Command {
     /// The attachment that the call is for; `None` for STATUS and GC, which are for the whole node.
     pub fn attachment(&self) -> Option<&Attachment> {
         match self {
-            Command::Add(attachment, _) | Command::Del(attachment, _) | Command::Check(attachment, _) => {
-                Some(attachment)
-            }
+            Command::Add(attachment, _)
+            | Command::Del(attachment, _)
+            | Command::Check(attachment, _) => Some(attachment),
             Command::Status | Command::Gc | Command::Version | Command::Unknown(_) => None,
         }
     }
@@ -80,9 +82,10 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Reads and checks the variables in the order of Go's skel and with its texts, which runtimes and their
-    /// tests know (pkg/skel/skel.go:62-161). An empty variable counts as missing, because libcni sets the
-    /// variables that it does not use to "". Returns `None` without CNI_COMMAND: then no runtime called.
+    /// Reads and checks the variables in the order of Go's skel and with its texts, which runtimes
+    /// and their tests know (pkg/skel/skel.go:62-161). An empty variable counts as missing, because
+    /// libcni sets the variables that it does not use to "". Returns `None` without CNI_COMMAND:
+    /// then no runtime called.
     pub fn read(var: impl Fn(&str) -> Option<OsString>) -> Result<Option<Environment>> {
         let text = |name: &str| -> Result<String> {
             match var(name).unwrap_or_default().into_string() {
@@ -108,12 +111,21 @@ impl Environment {
             }
         }
         if !missing.is_empty() {
-            fail!(InvalidEnvironment, "required env variables [{}] missing", missing.join(","));
+            fail!(
+                InvalidEnvironment,
+                "required env variables [{}] missing",
+                missing.join(",")
+            );
         }
 
-        let netns = var("CNI_NETNS").filter(|value| !value.is_empty()).map(PathBuf::from);
+        let netns = var("CNI_NETNS")
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from);
         let attachment = || -> Result<Attachment> {
-            Ok(Attachment { container_id: text("CNI_CONTAINERID")?, ifname: text("CNI_IFNAME")? })
+            Ok(Attachment {
+                container_id: text("CNI_CONTAINERID")?,
+                ifname: text("CNI_IFNAME")?,
+            })
         };
         let command = match (command.as_str(), netns) {
             ("ADD", Some(netns)) => Command::Add(attachment()?, netns),
@@ -124,13 +136,20 @@ impl Environment {
             ("VERSION", _) => Command::Version,
             _ => Command::Unknown(command),
         };
-        let path = var("CNI_PATH").map(|value| std::env::split_paths(&value).collect()).unwrap_or_default();
+        let path = var("CNI_PATH")
+            .map(|value| std::env::split_paths(&value).collect())
+            .unwrap_or_default();
         let args = Args::parse(&var("CNI_ARGS").unwrap_or_default().to_string_lossy());
-        Ok(Some(Environment { command, args, path }))
+        Ok(Some(Environment {
+            command,
+            args,
+            path,
+        }))
     }
 }
 
-/// CNI_ARGS: `K=V;K2=V2`. Thin Multus writes every key twice, and empty values; the last one counts.
+/// CNI_ARGS: `K=V;K2=V2`. Thin Multus writes every key twice, and empty values; the last one
+/// counts.
 #[derive(Clone, Debug, Default)]
 pub struct Args {
     pairs: BTreeMap<String, String>,
@@ -142,30 +161,44 @@ impl Args {
     /// Reads CNI_ARGS.
     pub fn parse(text: &str) -> Args {
         let pairs = text.split(';').filter_map(|pair| pair.split_once('='));
-        let pairs = pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-        Args { pairs, raw: text.to_owned() }
+        let pairs = pairs
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .collect();
+        Args {
+            pairs,
+            raw: text.to_owned(),
+        }
     }
 
     /// The value of `key`; an empty one counts as absent.
     pub fn get(&self, key: &str) -> Option<&str> {
-        self.pairs.get(key).map(String::as_str).filter(|value| !value.is_empty())
+        self.pairs
+            .get(key)
+            .map(String::as_str)
+            .filter(|value| !value.is_empty())
     }
 
     /// The pod as `namespace/name`, when a Kubernetes runtime called.
     pub fn pod(&self) -> Option<String> {
-        Some(format!("{}/{}", self.get("K8S_POD_NAMESPACE")?, self.get("K8S_POD_NAME")?))
+        Some(format!(
+            "{}/{}",
+            self.get("K8S_POD_NAMESPACE")?,
+            self.get("K8S_POD_NAME")?
+        ))
     }
 }
 
-/// Whether `text` matches the specification's `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`, for container ids and for the
-/// names of networks and pools. Such a text is safe as part of a file name.
+/// Whether `text` matches the specification's `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`, for container ids
+/// and for the names of networks and pools. Such a text is safe as part of a file name.
 pub fn is_identifier(text: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_alphanumeric())
-        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte))
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte))
 }
 
-/// Whether `name` can be the name of a netdev in a file that people write. The kernel accepts more names, but
-/// nobody means those.
+/// Whether `name` can be the name of a netdev in a file that people write. The kernel accepts more
+/// names, but nobody means those.
 pub fn is_netdev_name(name: &str) -> bool {
     is_identifier(name) && name.len() <= 15
 }
@@ -183,7 +216,8 @@ fn check_container_id(id: &str) -> Result<()> {
     ))
 }
 
-/// Checks that the kernel accepts `name` for a netdev (dev_valid_name). The errors are those of skel.
+/// Checks that the kernel accepts `name` for a netdev (dev_valid_name). The errors are those of
+/// skel.
 pub fn check_ifname(name: &str) -> Result<()> {
     let wrong = match name {
         "" => "interface name is empty",
@@ -193,9 +227,11 @@ pub fn check_ifname(name: &str) -> Result<()> {
         name if name.contains(|c: char| c.is_whitespace() || c.is_control()) => {
             "interface name contains whitespace or control characters"
         }
-        // The kernel would complete such a name (`net%d`), so the interface could not be found again.
+        // The kernel would complete such a name (`net%d`), so the interface could not be found
+        // again.
         name if name.contains('%') => "interface name contains %",
-        // The sysctls of such an interface would be those of all interfaces (sysctl_dev_name_is_allowed).
+        // The sysctls of such an interface would be those of all interfaces
+        // (sysctl_dev_name_is_allowed).
         "all" | "default" => "interface name is one of sysctl's own",
         _ => return Ok(()),
     };
@@ -204,7 +240,10 @@ pub fn check_ifname(name: &str) -> Result<()> {
 
 /// Finds the program `name` in the directories of CNI_PATH, in their order. PATH is never searched.
 pub fn find_plugin(name: &str, path: &[PathBuf]) -> Result<PathBuf> {
-    let found = path.iter().map(|dir| dir.join(name)).find(|file| is_file(file));
+    let found = path
+        .iter()
+        .map(|dir| dir.join(name))
+        .find(|file| is_file(file));
     found.ok_or_else(|| {
         let dirs: Vec<_> = path.iter().map(|dir| dir.display().to_string()).collect();
         failure!(
@@ -231,7 +270,12 @@ mod tests {
     #[test]
     fn every_missing_variable_is_named() {
         let error = read(&[("CNI_COMMAND", "ADD")]).unwrap_err();
-        assert!(error.to_string().contains("[CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH]"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("[CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH]"),
+            "{error}"
+        );
         golden::says("plugins", "variables are missing", error);
     }
 
@@ -245,14 +289,28 @@ mod tests {
     #[test]
     fn the_last_of_two_equal_args_counts_and_nonsense_is_passed_over() {
         let args = Args::parse("IgnoreUnknown=1;;K=a;K=b=c;nonsense;K8S_POD_UID=");
-        assert_eq!((args.get("K"), args.get("K8S_POD_UID")), (Some("b=c"), None));
+        assert_eq!(
+            (args.get("K"), args.get("K8S_POD_UID")),
+            (Some("b=c"), None)
+        );
     }
 
     #[test]
     fn names_are_measured_in_bytes() {
         assert!(check_ifname("ééééééé1").is_ok());
         assert!(check_ifname("éééééééé").is_err());
-        for bad in ["", ".", "..", "a/b", "a:b", "a b", "a\u{85}b", "a\0b", "net%d", "sixteen-bytes-xx"] {
+        for bad in [
+            "",
+            ".",
+            "..",
+            "a/b",
+            "a:b",
+            "a b",
+            "a\u{85}b",
+            "a\0b",
+            "net%d",
+            "sixteen-bytes-xx",
+        ] {
             assert!(check_ifname(bad).is_err(), "{bad:?}");
         }
     }

@@ -1,5 +1,5 @@
-//! Calls an IPAM plugin with the environment and the configuration that this plugin was called with, and
-//! returns its result or its error. Every call has a deadline.
+//! Calls an IPAM plugin with the environment and the configuration that this plugin was called
+//! with, and returns its result or its error. Every call has a deadline.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
@@ -20,10 +20,11 @@ use serde_json::Value;
 use super::{AddResult, Code, Command, ErrorJson, Failure, Version};
 use crate::{failure, watchdog};
 
-/// Environment variable with the name of the calling plugin. Everything that the called plugin starts inherits
-/// it, so a plugin finds out that it was called by itself.
+/// Environment variable with the name of the calling plugin. Everything that the called plugin
+/// starts inherits it, so a plugin finds out that it was called by itself.
 pub const CALLER: &str = "RAIL_CNI_CALLER";
-/// Largest output in bytes. A result has a few hundred bytes; anything larger than this is not a result.
+/// Largest output in bytes. A result has a few hundred bytes; anything larger than this is not a
+/// result.
 const MAX_OUTPUT: usize = 64 << 10;
 /// Longest line of stderr in bytes that is logged in one piece.
 const LONGEST_LINE: usize = 4 << 10;
@@ -38,8 +39,8 @@ impl std::fmt::Display for NotRun {
     }
 }
 
-/// Whether an ADD that failed with `error` certainly gave no address: the plugin never ran, or it refused with
-/// an error object.
+/// Whether an ADD that failed with `error` certainly gave no address: the plugin never ran, or it
+/// refused with an error object.
 pub fn gave_nothing(error: &anyhow::Error) -> bool {
     crate::error::is_relayed(error) || error.downcast_ref::<NotRun>().is_some()
 }
@@ -66,7 +67,10 @@ impl Delegate<'_> {
     pub fn add(&self, command: &Command, version: Version) -> Result<AddResult> {
         let output = self.run(command)?;
         let value: Value = serde_json::from_slice(&output).map_err(|error| {
-            self.garbage(&output, &format!("ADD succeeded but printed no result: {error}"))
+            self.garbage(
+                &output,
+                &format!("ADD succeeded but printed no result: {error}"),
+            )
         })?;
         AddResult::parse(&value, version).with_context(|| format!("IPAM plugin {}", self.name))
     }
@@ -75,9 +79,12 @@ impl Delegate<'_> {
     pub fn run(&self, command: &Command) -> Result<Vec<u8>> {
         let verb = command.name();
         watchdog::step(|| format!("waiting for the IPAM plugin {}: {verb}", self.name));
-        let mut child = self
-            .spawn(command)
-            .with_context(|| NotRun(format!("cannot run the IPAM plugin {}", self.program.display())))?;
+        let mut child = self.spawn(command).with_context(|| {
+            NotRun(format!(
+                "cannot run the IPAM plugin {}",
+                self.program.display()
+            ))
+        })?;
         let group = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));
         let _ends_with_us = watchdog::child(group);
         let talk = Talk::new(&mut child, self.stdin, Instant::now() + self.patience);
@@ -85,12 +92,15 @@ impl Delegate<'_> {
         let (status, output) = match ended {
             Ok(ended) => ended,
             Err(error) => {
-                // Processes that the plugin started end with it: one that keeps a pipe open would make the
-                // runtime wait.
+                // Processes that the plugin started end with it: one that keeps a pipe open would
+                // make the runtime wait.
                 let _ = killpg(group, Signal::SIGKILL);
                 let _ = child.wait();
                 let what = if error.kind() == ErrorKind::TimedOut {
-                    format!("did not answer {verb} within {:?} and was killed", self.patience)
+                    format!(
+                        "did not answer {verb} within {:?} and was killed",
+                        self.patience
+                    )
                 } else {
                     format!("its pipes failed: {error}")
                 };
@@ -100,12 +110,16 @@ impl Delegate<'_> {
         if status.success() {
             return Ok(output);
         }
-        // The plugin's own error is passed on unchanged; a valid error object tells it from garbage.
+        // The plugin's own error is passed on unchanged; a valid error object tells it from
+        // garbage.
         match serde_json::from_slice::<ErrorJson>(&output) {
             Ok(error) => Err(anyhow::Error::new(Failure::relayed(error))),
             Err(_) => Err(self.garbage(
                 &output,
-                &format!("{verb} failed ({}) without an error object on stdout", shown(status)),
+                &format!(
+                    "{verb} failed ({}) without an error object on stdout",
+                    shown(status)
+                ),
             )),
         }
     }
@@ -114,8 +128,14 @@ impl Delegate<'_> {
         let mut tries = 0;
         loop {
             let mut process = std::process::Command::new(self.program);
-            process.envs(self.variables(command)).env(CALLER, std::process::id().to_string());
-            process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+            process
+                .envs(self.variables(command))
+                .env(CALLER, std::process::id().to_string());
+            process
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .process_group(0);
             match process.spawn() {
                 // An installer is writing the file at this moment.
                 Err(error) if error.raw_os_error() == Some(Errno::ETXTBSY as i32) && tries < 5 => {
@@ -133,7 +153,9 @@ impl Delegate<'_> {
         let mut all = vec![("CNI_COMMAND", command.name().into()), ("CNI_PATH", path)];
         all.push(("CNI_ARGS", self.args.into()));
         let netns = match command {
-            Command::Add(_, netns) | Command::Check(_, netns) | Command::Del(_, Some(netns)) => netns.into(),
+            Command::Add(_, netns) | Command::Check(_, netns) | Command::Del(_, Some(netns)) => {
+                netns.into()
+            }
             _ => OsString::new(),
         };
         if let Some(attachment) = command.attachment() {
@@ -160,9 +182,9 @@ fn shown(status: ExitStatus) -> String {
     }
 }
 
-/// The three pipes of a child process. Its stderr goes through this process: a grandchild that kept this
-/// process's own stderr open would make the runtime wait, because containernetworking/cni reads both pipes
-/// until they are closed.
+/// The three pipes of a child process. Its stderr goes through this process: a grandchild that kept
+/// this process's own stderr open would make the runtime wait, because containernetworking/cni
+/// reads both pipes until they are closed.
 struct Talk<'a> {
     stdin: Option<std::process::ChildStdin>,
     rest: &'a [u8],
@@ -194,11 +216,15 @@ impl<'a> Talk<'a> {
     fn open_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let stdin = self.stdin.as_ref().map(AsFd::as_fd);
         let stdout = self.stdout.as_ref().map(AsFd::as_fd);
-        stdin.into_iter().chain(stdout).chain(self.stderr.as_ref().map(AsFd::as_fd))
+        stdin
+            .into_iter()
+            .chain(stdout)
+            .chain(self.stderr.as_ref().map(AsFd::as_fd))
     }
 
     fn until_exit(&mut self, child: &mut Child) -> io::Result<(ExitStatus, Vec<u8>)> {
-        // While the pipes are open, their end wakes this process up; after that the exit is a moment away.
+        // While the pipes are open, their end wakes this process up; after that the exit is a
+        // moment away.
         let mut pause = Duration::from_micros(50);
         loop {
             if let Some(status) = child.try_wait()? {
@@ -219,12 +245,22 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// Waits until a pipe is ready, but not for long: a grandchild may hold one open after the exit.
+    /// Waits until a pipe is ready, but not for long: a grandchild may hold one open after the
+    /// exit.
     fn wait_for_pipes(&self) -> io::Result<()> {
         let writes = PollFd::new;
-        let stdin = self.stdin.as_ref().map(|pipe| writes(pipe.as_fd(), PollFlags::POLLOUT));
-        let stdout = self.stdout.as_ref().map(|pipe| writes(pipe.as_fd(), PollFlags::POLLIN));
-        let stderr = self.stderr.as_ref().map(|pipe| writes(pipe.as_fd(), PollFlags::POLLIN));
+        let stdin = self
+            .stdin
+            .as_ref()
+            .map(|pipe| writes(pipe.as_fd(), PollFlags::POLLOUT));
+        let stdout = self
+            .stdout
+            .as_ref()
+            .map(|pipe| writes(pipe.as_fd(), PollFlags::POLLIN));
+        let stderr = self
+            .stderr
+            .as_ref()
+            .map(|pipe| writes(pipe.as_fd(), PollFlags::POLLIN));
         let mut fds: Vec<_> = stdin.into_iter().chain(stdout).chain(stderr).collect();
         match poll(&mut fds, PollTimeout::from(20u8)) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
@@ -258,7 +294,9 @@ impl<'a> Talk<'a> {
             self.unfinished = last.to_vec();
         }
         if self.output.len() > MAX_OUTPUT {
-            return Err(io::Error::other(format!("more than {MAX_OUTPUT} bytes on stdout")));
+            return Err(io::Error::other(format!(
+                "more than {MAX_OUTPUT} bytes on stdout"
+            )));
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
-//! Keys of JSON objects, matched in any letter case as Go's encoding/json does, because network configurations
-//! are written for Go programs. [`read`] returns the keys that a program knows in that program's spelling.
+//! Keys of JSON objects, matched in any letter case as Go's encoding/json does, because network
+//! configurations are written for Go programs. [`read`] returns the keys that a program knows in
+//! that program's spelling.
 
 use std::fmt;
 
@@ -20,7 +21,10 @@ pub struct Keys {
 pub const TWICE: &str = "the key appears twice (upper and lower case are the same)";
 
 /// For an object whose keys are data, or are not known.
-pub static ANY: Keys = Keys { names: &[], inside: &[] };
+pub static ANY: Keys = Keys {
+    names: &[],
+    inside: &[],
+};
 
 impl Keys {
     /// The keys of an object that contains no other objects.
@@ -36,11 +40,16 @@ impl Keys {
     /// The keys of the object at `path`, such as `routes[0]` or `args.cni`.
     pub fn at(&'static self, path: &str) -> &'static Keys {
         let parts = path.split('.').filter(|part| !part.is_empty());
-        parts.fold(self, |keys, part| keys.inside(part.split('[').next().unwrap_or_default()))
+        parts.fold(self, |keys, part| {
+            keys.inside(part.split('[').next().unwrap_or_default())
+        })
     }
 
     fn inside(&self, key: &str) -> &'static Keys {
-        self.inside.iter().find(|(name, _)| *name == key).map_or(&ANY, |(_, keys)| keys)
+        self.inside
+            .iter()
+            .find(|(name, _)| *name == key)
+            .map_or(&ANY, |(_, keys)| keys)
     }
 }
 
@@ -53,19 +62,26 @@ fn canonical(key: &str, names: &[&'static str]) -> Option<&'static str> {
         letter => letter.to_ascii_lowercase(),
     };
     let same = |name: &&str| name.chars().map(folded).eq(key.chars().map(folded));
-    names.iter().copied().find(|name| *name == key).or_else(|| names.iter().copied().find(same))
+    names
+        .iter()
+        .copied()
+        .find(|name| *name == key)
+        .or_else(|| names.iter().copied().find(same))
 }
 
-/// Values and members that are kept of an object. Whatever shape a text has, what is made of it is a few MiB.
+/// Values and members that are kept of an object. Whatever shape a text has, what is made of it is
+/// a few MiB.
 const MOST_VALUES: usize = 16_384;
 
 /// What [`read`] makes of an object.
 #[derive(Debug, Default)]
 pub struct Members {
-    /// The members. Where the program knows keys, any other one has `true`, or null if that is its value. A value that cannot
-    /// be read, because it is nested too deeply or has too many parts, is an empty list, which no key can have.
+    /// The members. Where the program knows keys, any other one has `true`, or null if that is its
+    /// value. A value that cannot be read, because it is nested too deeply or has too many parts,
+    /// is an empty list, which no key can have.
     pub object: Map<String, Value>,
-    /// What is wrong with the first member that has a fault. Of two with the same key the last one counts.
+    /// What is wrong with the first member that has a fault. Of two with the same key the last one
+    /// counts.
     pub fault: Option<String>,
 }
 
@@ -77,8 +93,8 @@ pub fn read(text: &[u8], keys: &'static Keys) -> serde_json::Result<Members> {
     Ok(members)
 }
 
-/// The members of the whole object. serde_json skips over a raw value without recursion, so one that is nested
-/// deeply does not prevent reading the others.
+/// The members of the whole object. serde_json skips over a raw value without recursion, so one
+/// that is nested deeply does not prevent reading the others.
 struct Whole(&'static Keys);
 
 impl<'de> Visitor<'de> for Whole {
@@ -90,28 +106,49 @@ impl<'de> Visitor<'de> for Whole {
 
     fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Self::Value, A::Error> {
         let mut object = Map::new();
-        let mut state = State { fault: None, left: MOST_VALUES };
+        let mut state = State {
+            fault: None,
+            left: MOST_VALUES,
+        };
         while let Some((key, raw)) = from.next_entry::<String, &RawValue>()? {
             let spelt = self.0.spelt(&key);
             let key = spelt.unwrap_or(&key);
-            let path = Path { above: None, part: Part::Key(key) };
+            let path = Path {
+                above: None,
+                part: Part::Key(key),
+            };
             let left = state.left;
-            let seed = Seed { path: &path, keys: self.0.inside(key), state: &mut state };
+            let seed = Seed {
+                path: &path,
+                keys: self.0.inside(key),
+                state: &mut state,
+            };
             let value = seed.deserialize(&mut serde_json::Deserializer::from_str(raw.get()));
             let mut value = value.unwrap_or_else(|error| {
                 let whole = error.to_string();
                 let problem = whole.split(" at line ").next().unwrap_or_default();
-                state.fault.get_or_insert_with(|| format!("{path}: {problem}"));
+                state
+                    .fault
+                    .get_or_insert_with(|| format!("{path}: {problem}"));
                 Value::Array(Vec::new())
             });
             if spelt.is_none() && !self.0.names.is_empty() {
-                let Some(left) = left.checked_sub(1) else { continue };
+                let Some(left) = left.checked_sub(1) else {
+                    continue;
+                };
                 state.left = left;
-                value = if value.is_null() { Value::Null } else { Value::Bool(true) };
+                value = if value.is_null() {
+                    Value::Null
+                } else {
+                    Value::Bool(true)
+                };
             }
             put(&mut object, &path, value, &mut state);
         }
-        Ok(Members { object, fault: state.fault })
+        Ok(Members {
+            object,
+            fault: state.fault,
+        })
     }
 }
 
@@ -125,7 +162,9 @@ struct State {
 impl State {
     fn take<E: serde::de::Error>(&mut self) -> Result<(), E> {
         self.left = self.left.checked_sub(1).ok_or_else(|| {
-            E::custom(format_args!("more than {MOST_VALUES} values: a large pool belongs in the store"))
+            E::custom(format_args!(
+                "more than {MOST_VALUES} values: a large pool belongs in the store"
+            ))
         })?;
         Ok(())
     }
@@ -155,8 +194,8 @@ impl fmt::Display for Path<'_> {
     }
 }
 
-/// Adds the member at `path` to `object`, which may have the key already. Null counts as absent, because go-cni writes
-/// null for what it does not have.
+/// Adds the member at `path` to `object`, which may have the key already. Null counts as absent,
+/// because go-cni writes null for what it does not have.
 fn put(object: &mut Map<String, Value>, path: &Path<'_>, value: Value, state: &mut State) {
     let Part::Key(key) = path.part else { return };
     let is_set = object.get(key).is_some_and(|before| !before.is_null());
@@ -164,14 +203,20 @@ fn put(object: &mut Map<String, Value>, path: &Path<'_>, value: Value, state: &m
         return;
     }
     if is_set {
-        state.fault.get_or_insert_with(|| format!("{path}: {TWICE}"));
+        state
+            .fault
+            .get_or_insert_with(|| format!("{path}: {TWICE}"));
     }
     object.insert(key.to_owned(), value);
 }
 
 /// The path of `key` in the object at `path`.
 pub fn below(path: &str, key: &str) -> String {
-    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+    if path.is_empty() {
+        key.to_owned()
+    } else {
+        format!("{path}.{key}")
+    }
 }
 
 /// Builds the value at `path`.
@@ -225,8 +270,16 @@ impl<'de> Visitor<'de> for Seed<'_> {
         let Seed { path, keys, state } = self;
         let mut list = Vec::new();
         loop {
-            let path = Path { above: Some(path), part: Part::Index(list.len()) };
-            let Some(item) = from.next_element_seed(Seed { path: &path, keys, state: &mut *state })? else {
+            let path = Path {
+                above: Some(path),
+                part: Part::Index(list.len()),
+            };
+            let Some(item) = from.next_element_seed(Seed {
+                path: &path,
+                keys,
+                state: &mut *state,
+            })?
+            else {
                 break;
             };
             list.push(item);
@@ -239,8 +292,15 @@ impl<'de> Visitor<'de> for Seed<'_> {
         let mut object = Map::new();
         while let Some(key) = from.next_key::<String>()? {
             let key = keys.spelt(&key).unwrap_or(&key);
-            let path = Path { above: Some(path), part: Part::Key(key) };
-            let seed = Seed { path: &path, keys: keys.inside(key), state: &mut *state };
+            let path = Path {
+                above: Some(path),
+                part: Part::Key(key),
+            };
+            let seed = Seed {
+                path: &path,
+                keys: keys.inside(key),
+                state: &mut *state,
+            };
             let value = from.next_value_seed(seed)?;
             put(&mut object, &path, value, state);
         }
@@ -258,7 +318,13 @@ mod tests {
         names: &[&["vlan", "link_state"], &["routes", "args", "data"]],
         inside: &[
             ("routes", &Keys::flat(&[&["dst"]])),
-            ("args", &Keys { names: &[&["cni"]], inside: &[("cni", &Keys::flat(&[&["mac"]]))] }),
+            (
+                "args",
+                &Keys {
+                    names: &[&["cni"]],
+                    inside: &[("cni", &Keys::flat(&[&["mac"]]))],
+                },
+            ),
         ],
     };
 
@@ -275,7 +341,10 @@ mod tests {
         let spelt = json!({"vlan": 5, "link_state": "on", "routes": [{"dst": 1}, 7], "args": {"cni": {"mac": "x", "Other": 1}}});
         assert_eq!(parsed(text), (spelt, String::new()));
         // Null is absent, and hides nothing.
-        assert_eq!(parsed(r#"{"VLAN": null, "vlan": 5, "Vlan": null}"#), (json!({"vlan": 5}), String::new()));
+        assert_eq!(
+            parsed(r#"{"VLAN": null, "vlan": 5, "Vlan": null}"#),
+            (json!({"vlan": 5}), String::new())
+        );
         // Of maps the keys are data.
         let data = r#"{"data": {"Vlan": 1, "vlan": 2}, "Data2": {"a": 1}, "n": null}"#;
         let kept = json!({"data": {"Vlan": 1, "vlan": 2}, "Data2": true, "n": null});
@@ -293,8 +362,16 @@ mod tests {
                 json!({"routes": [{}, {"dst": 2}]}),
                 "routes[1].dst: ",
             ),
-            (r#"{"args": {"cni": {"mac": 1}, "CNI": {}}}"#, json!({"args": {"cni": {}}}), "args.cni: "),
-            (r#"{"data": {"a": [{"b": 1, "b": 2}]}}"#, json!({"data": {"a": [{"b": 2}]}}), "data.a[0].b: "),
+            (
+                r#"{"args": {"cni": {"mac": 1}, "CNI": {}}}"#,
+                json!({"args": {"cni": {}}}),
+                "args.cni: ",
+            ),
+            (
+                r#"{"data": {"a": [{"b": 1, "b": 2}]}}"#,
+                json!({"data": {"a": [{"b": 2}]}}),
+                "data.a[0].b: ",
+            ),
         ] {
             let (object, fault) = parsed(text);
             assert_eq!(object, read, "{text}");
@@ -308,26 +385,39 @@ mod tests {
         let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
         for (text, place) in [
             (format!(r#"{{"data": {deep}, "vlan": 5}}"#), "data: "),
-            (format!(r#"{{"vlan": 5, "data": {{"a": {deep}}}}}"#), "data: "),
+            (
+                format!(r#"{{"vlan": 5, "data": {{"a": {deep}}}}}"#),
+                "data: ",
+            ),
             (r#"{"vlan": 5, "data": 1e999}"#.to_owned(), "data: "),
         ] {
             let (object, fault) = parsed(&text);
-            assert!(object == json!({"vlan": 5, "data": []}) && fault.starts_with(place), "{object} {fault}");
+            assert!(
+                object == json!({"vlan": 5, "data": []}) && fault.starts_with(place),
+                "{object} {fault}"
+            );
         }
         let (object, fault) = parsed(&format!(r#"{{"x": {deep}, "vlan": 5}}"#));
-        assert!(object == json!({"vlan": 5, "x": true}) && fault.starts_with("x: "), "{object} {fault}");
+        assert!(
+            object == json!({"vlan": 5, "x": true}) && fault.starts_with("x: "),
+            "{object} {fault}"
+        );
         for wrong in ["[]", "", "{\"a\": 1} x", "{\"a\": [}", "{\"a\": \"\u{1}\"}"] {
             assert!(read(wrong.as_bytes(), &KNOWN).is_err(), "{wrong}");
         }
         assert!(read(b"{\"a\": \"\xff\"}", &KNOWN).is_err());
     }
 
-    /// What is made of a text is much larger than the text: an object with one member takes 0.6 KiB.
+    /// What is made of a text is much larger than the text: an object with one member takes 0.6
+    /// KiB.
     #[test]
     fn what_has_too_many_values_is_no_value_and_keeps_no_other_from_being_read() {
         let many = |count: usize| format!("[{}0]", r#"{"a":0},"#.repeat(count));
         let (object, fault) = parsed(&format!(r#"{{"data": {}, "vlan": 5}}"#, many(8_190)));
-        assert_eq!((object["data"].as_array().unwrap().len(), fault), (8_191, String::new()));
+        assert_eq!(
+            (object["data"].as_array().unwrap().len(), fault),
+            (8_191, String::new())
+        );
         let (object, fault) = parsed(&format!(r#"{{"vlan": 5, "data": {}}}"#, many(8_192)));
         assert_eq!(object, json!({"vlan": 5, "data": []}));
         assert!(fault.starts_with("data: "), "{fault}");

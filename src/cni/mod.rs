@@ -1,5 +1,5 @@
-//! The CNI protocol: a call is a set of environment variables and a configuration on stdin; the answer is one
-//! JSON object on stdout and an exit status.
+//! The CNI protocol: a call is a set of environment variables and a configuration on stdin; the
+//! answer is one JSON object on stdout and an exit status.
 
 mod args;
 mod delegate;
@@ -19,7 +19,8 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 pub use args::{
-    Args, Attachment, Command, Environment, check_ifname, find_plugin, is_identifier, is_netdev_name,
+    Args, Attachment, Command, Environment, check_ifname, find_plugin, is_identifier,
+    is_netdev_name,
 };
 pub use delegate::{Delegate, gave_nothing};
 pub use keys::{Keys, Members};
@@ -33,7 +34,11 @@ use crate::{calls, fail, failure, netns, watchdog};
 /// The release and the commit, which `scripts/build` passes: `0.2.0 (71c319b3c2d1)`.
 pub static RELEASE: LazyLock<String> = LazyLock::new(|| {
     let commit = option_env!("RAIL_CNI_COMMIT").filter(|commit| !commit.is_empty());
-    format!("{} ({})", env!("CARGO_PKG_VERSION"), commit.unwrap_or("commit unknown"))
+    format!(
+        "{} ({})",
+        env!("CARGO_PKG_VERSION"),
+        commit.unwrap_or("commit unknown")
+    )
 });
 
 /// What a plugin does for each verb. [`main`] has checked before what is the same for both plugins.
@@ -44,8 +49,8 @@ pub trait Plugin {
     const KEYS: &'static Keys;
     /// Bytes of a configuration that ADD accepts.
     const MOST_CONFIG: usize;
-    /// Whether the plugin calls other plugins. Then none of them may call it in turn, because that call would
-    /// wait for a lock that this process holds.
+    /// Whether the plugin calls other plugins. Then none of them may call it in turn, because that
+    /// call would wait for a lock that this process holds.
     const CALLS_OTHERS: bool;
 
     /// Attaches the device. When it fails, it leaves nothing behind.
@@ -69,11 +74,13 @@ pub trait Plugin {
 /// The configuration on stdin, with the environment variables that belong to it.
 #[derive(Debug)]
 pub struct Network {
-    /// The name of the network, an identifier. It is empty in a DEL whose configuration has no valid name.
+    /// The name of the network, an identifier. It is empty in a DEL whose configuration has no
+    /// valid name.
     pub name: String,
     /// The version of the answer.
     pub version: Version,
-    /// The configuration as [`keys::read`] makes it of stdin: known keys are in the spelling of [`Plugin::KEYS`].
+    /// The configuration as [`keys::read`] makes it of stdin: known keys are in the spelling of
+    /// [`Plugin::KEYS`].
     pub config: Map<String, Value>,
     /// The unchanged bytes of stdin, for other plugins.
     pub stdin: Vec<u8>,
@@ -88,21 +95,32 @@ pub struct Network {
 pub enum Strictness {
     /// A fault is an error.
     Strict,
-    /// For DEL, which must work although the configuration was changed after ADD: an unknown version counts as the
-    /// newest, a value of the wrong type as absent, and of two equal keys the last one counts.
+    /// For DEL, which must work although the configuration was changed after ADD: an unknown
+    /// version counts as the newest, a value of the wrong type as absent, and of two equal keys the
+    /// last one counts.
     Lenient,
 }
 
 impl Network {
-    /// The PCI address or auxiliary name of the device that is meant, if the runtime or the result of ADD says which it is. What
-    /// cannot be read is absent.
+    /// The PCI address or auxiliary name of the device that is meant, if the runtime or the result
+    /// of ADD says which it is. What cannot be read is absent.
     pub fn device_id(&self, ifname: &str) -> Option<DeviceId> {
         let previous = self.previous().ok().flatten();
         let interfaces = previous.iter().flat_map(|result| &result.interfaces);
-        let of_result = interfaces.filter(|one| one.name == ifname).find_map(|one| one.pci_id.as_deref());
-        let given = [&["runtimeConfig", "deviceID"][..], &["deviceID"], &["pciBusID"]];
+        let of_result = interfaces
+            .filter(|one| one.name == ifname)
+            .find_map(|one| one.pci_id.as_deref());
+        let given = [
+            &["runtimeConfig", "deviceID"][..],
+            &["deviceID"],
+            &["pciBusID"],
+        ];
         let text = |path: &&[&str]| self.get(path).and_then(Value::as_str);
-        given.iter().filter_map(text).chain(of_result).find_map(DeviceId::parse)
+        given
+            .iter()
+            .filter_map(text)
+            .chain(of_result)
+            .find_map(DeviceId::parse)
     }
 
     /// Reads the configuration and checks what both plugins need.
@@ -114,19 +132,29 @@ impl Network {
         strictness: Strictness,
     ) -> Result<Network> {
         let lenient = strictness == Strictness::Lenient;
-        let Members { object: config, fault } = keys::read(&stdin, keys)
-            .context(Failure::new(Code::Decode, "stdin: the network configuration is not one JSON object"))?;
+        let Members {
+            object: config,
+            fault,
+        } = keys::read(&stdin, keys).context(Failure::new(
+            Code::Decode,
+            "stdin: the network configuration is not one JSON object",
+        ))?;
         if let Some(fault) = fault.filter(|_| !lenient) {
             fail!(InvalidConfig, "network configuration: {fault}");
         }
         let name = match config.get("name") {
             None | Some(Value::Null) => fail!(InvalidConfig, "missing network name"),
-            Some(Value::String(name)) if name.is_empty() => fail!(InvalidConfig, "missing network name"),
+            Some(Value::String(name)) if name.is_empty() => {
+                fail!(InvalidConfig, "missing network name")
+            }
             Some(Value::String(name)) if is_identifier(name) => name.clone(),
             Some(Value::String(name)) => {
                 return Err(anyhow::Error::new(
-                    Failure::new(Code::InvalidConfig, "invalid characters found in network name")
-                        .details(name),
+                    Failure::new(
+                        Code::InvalidConfig,
+                        "invalid characters found in network name",
+                    )
+                    .details(name),
                 ));
             }
             Some(_) if lenient => String::new(),
@@ -138,7 +166,9 @@ impl Network {
             Some(Value::String(text)) => match Version::parse(text) {
                 Some(version) => version,
                 None if lenient => Version::V110,
-                None if !looks_like_a_version(text) => fail!(Decode, "cniVersion: {text:?} is not a version"),
+                None if !looks_like_a_version(text) => {
+                    fail!(Decode, "cniVersion: {text:?} is not a version")
+                }
                 None => {
                     let known: Vec<_> = VERSIONS.iter().map(|version| version.as_str()).collect();
                     return Err(anyhow::Error::new(
@@ -150,7 +180,14 @@ impl Network {
             Some(_) if lenient => Version::V110,
             Some(other) => fail!(Decode, "cniVersion: {other} is not a string"),
         };
-        Ok(Network { name, version, config, stdin, args, path })
+        Ok(Network {
+            name,
+            version,
+            config,
+            stdin,
+            args,
+            path,
+        })
     }
 
     /// The value at `path`; a JSON null counts as absent.
@@ -163,7 +200,8 @@ impl Network {
         Some(value).filter(|value| !value.is_null())
     }
 
-    /// The configuration with `key` set to `value`, for an IPAM plugin that needs a fact about the device.
+    /// The configuration with `key` set to `value`, for an IPAM plugin that needs a fact about the
+    /// device.
     pub fn stdin_with(&self, key: &str, value: Value) -> Result<Vec<u8>> {
         let value = serde_json::value::to_raw_value(&value)?;
         let mut config: BTreeMap<String, &RawValue> = serde_json::from_slice(&self.stdin)?;
@@ -174,27 +212,43 @@ impl Network {
 
     /// The result of an earlier plugin of the chain, or of this plugin's own ADD.
     pub fn previous(&self) -> Result<Option<AddResult>> {
-        let Some(value) = self.get(&["prevResult"]) else { return Ok(None) };
+        let Some(value) = self.get(&["prevResult"]) else {
+            return Ok(None);
+        };
         if value.as_object().is_some_and(Map::is_empty) {
             return Ok(None);
         }
-        AddResult::parse(value, self.version).context("prevResult").map(Some)
+        AddResult::parse(value, self.version)
+            .context("prevResult")
+            .map(Some)
     }
 
-    /// The attachments that GC keeps: `cni.dev/valid-attachments`, or the key's first name in the text of
-    /// 1.1.0. Absent, null and empty all mean that none is kept: cnitool sends no list, and CRI-O sends `null`
-    /// for a node without pods.
+    /// The attachments that GC keeps: `cni.dev/valid-attachments`, or the key's first name in the
+    /// text of 1.1.0. Absent, null and empty all mean that none is kept: cnitool sends no list, and
+    /// CRI-O sends `null` for a node without pods.
     fn valid_attachments(&self) -> Result<Vec<Attachment>> {
-        let list = GC_KEYS.iter().find_map(|key| self.get(&[key]).map(|value| (*key, value)));
-        let Some((key, list)) = list else { return Ok(Vec::new()) };
-        let Value::Array(list) = list else { fail!(Decode, "{key}: must be a list") };
-        let text = |entry: &Value, key: &str| entry.get(key).and_then(Value::as_str).map(str::to_owned);
+        let list = GC_KEYS
+            .iter()
+            .find_map(|key| self.get(&[key]).map(|value| (*key, value)));
+        let Some((key, list)) = list else {
+            return Ok(Vec::new());
+        };
+        let Value::Array(list) = list else {
+            fail!(Decode, "{key}: must be a list")
+        };
+        let text =
+            |entry: &Value, key: &str| entry.get(key).and_then(Value::as_str).map(str::to_owned);
         list.iter()
             .map(|entry| {
-                let attachment = text(entry, "containerID")
-                    .zip(text(entry, "ifname"))
-                    .map(|(container_id, ifname)| Attachment { container_id, ifname });
-                attachment.ok_or_else(|| failure!(Decode, "{key}: {entry} must have containerID and ifname"))
+                let attachment = text(entry, "containerID").zip(text(entry, "ifname")).map(
+                    |(container_id, ifname)| Attachment {
+                        container_id,
+                        ifname,
+                    },
+                );
+                attachment.ok_or_else(|| {
+                    failure!(Decode, "{key}: {entry} must have containerID and ifname")
+                })
             })
             .collect()
     }
@@ -232,14 +286,16 @@ pub fn main<P: Plugin>(plugin: &P) -> ExitCode {
             report_panics();
             serve(plugin, environment)
         }
-        Err(error) => {
-            report(error_version(None), &error, var("CNI_COMMAND").is_some_and(|verb| verb == "DEL"))
-        }
+        Err(error) => report(
+            error_version(None),
+            &error,
+            var("CNI_COMMAND").is_some_and(|verb| verb == "DEL"),
+        ),
     }
 }
 
-/// Answers whoever typed the name of a plugin. An argument other than `--version` fails, so that a script notices that its
-/// command is one of railctl.
+/// Answers whoever typed the name of a plugin. An argument other than `--version` fails, so that a
+/// script notices that its command is one of railctl.
 fn introduce<P: Plugin>() -> ExitCode {
     let args: Vec<_> = std::env::args_os().skip(1).collect();
     if args == ["--version"] {
@@ -250,16 +306,24 @@ fn introduce<P: Plugin>() -> ExitCode {
     eprintln!("CNI {} plugin v{}", P::NAME, *RELEASE);
     eprintln!("CNI protocol versions supported: {}", known.join(", "));
     eprintln!("Container runtimes call it. For commands, use railctl: try `railctl --help`");
-    if args.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(2) }
+    if args.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(2)
+    }
 }
 
-/// The version that errors are reported in after stdin was read; the thread that reports for a call that hangs
-/// needs it as well.
+/// The version that errors are reported in after stdin was read; the thread that reports for a call
+/// that hangs needs it as well.
 static ANSWER_VERSION: OnceLock<&str> = OnceLock::new();
 
 /// Runs one verb, from reading stdin to the answer.
 fn serve<P: Plugin>(plugin: &P, environment: Environment) -> ExitCode {
-    let Environment { command, args, path } = environment;
+    let Environment {
+        command,
+        args,
+        path,
+    } = environment;
     if let Command::Version = command {
         return version();
     }
@@ -273,7 +337,11 @@ fn serve<P: Plugin>(plugin: &P, environment: Environment) -> ExitCode {
     };
     watchdog::allow(watchdog::LIMIT);
     let answer_version = *ANSWER_VERSION.get_or_init(|| error_version(Some(&stdin)));
-    let strictness = if is_del { Strictness::Lenient } else { Strictness::Strict };
+    let strictness = if is_del {
+        Strictness::Lenient
+    } else {
+        Strictness::Strict
+    };
     let done = Network::parse(stdin, args, path, P::KEYS, strictness).and_then(|network| {
         crate::log::describe(call_of::<P>(&network, &command));
         run(plugin, &network, &command)
@@ -301,17 +369,25 @@ pub fn call_of<P: Plugin>(network: &Network, command: &Command) -> Call {
     }
 }
 
-/// Bytes of the configuration of a verb other than ADD: a runtime adds results and the list that GC keeps, and an earlier version may have attached what
-/// ADD refuses now. etcd has room for 1.5 MiB.
+/// Bytes of the configuration of a verb other than ADD: a runtime adds results and the list that GC
+/// keeps, and an earlier version may have attached what ADD refuses now. etcd has room for 1.5 MiB.
 const MOST_STDIN: usize = 2 << 20;
 
-/// Reads stdin. What is too long is read to its end and not kept, because its writer may not expect a pipe to be closed.
+/// Reads stdin. What is too long is read to its end and not kept, because its writer may not expect
+/// a pipe to be closed.
 fn read_stdin<P: Plugin>(command: &Command) -> Result<Vec<u8>> {
-    let most = if let Command::Add(..) = command { P::MOST_CONFIG } else { MOST_STDIN };
+    let most = if let Command::Add(..) = command {
+        P::MOST_CONFIG
+    } else {
+        MOST_STDIN
+    };
     let mut from = std::io::stdin().lock();
     // Room for most configurations, or the library reads 32 bytes first.
     let mut stdin = Vec::with_capacity(4096);
-    from.by_ref().take(most as u64).read_to_end(&mut stdin).context("cannot read stdin")?;
+    from.by_ref()
+        .take(most as u64)
+        .read_to_end(&mut stdin)
+        .context("cannot read stdin")?;
     let more = std::io::copy(&mut from, &mut std::io::sink()).context("cannot read stdin")?;
     match command {
         _ if more == 0 => Ok(stdin),
@@ -335,28 +411,45 @@ fn run<P: Plugin>(plugin: &P, network: &Network, command: &Command) -> Result<()
             );
             return Ok(());
         }
-        fail!(InvalidConfig, "{name} called {name} as its own IPAM plugin for {verb}: correct ipam.type");
+        fail!(
+            InvalidConfig,
+            "{name} called {name} as its own IPAM plugin for {verb}: correct ipam.type"
+        );
     }
     if let Command::Add(_, netns) | Command::Del(_, Some(netns)) = command {
         refuse_own_namespace(netns)?;
     }
     let result = perform(plugin, network, command)?;
-    let (Command::Add(attachment, netns), Some(result)) = (command, result) else { return Ok(()) };
-    // If the answer cannot be written, the runtime never learns of the device: one that was killed leaves
-    // a closed pipe, and its DEL may have come before.
-    let printed = result.to_json(network.version).and_then(|json| Ok(print(&json)?));
+    let (Command::Add(attachment, netns), Some(result)) = (command, result) else {
+        return Ok(());
+    };
+    // If the answer cannot be written, the runtime never learns of the device: one that was killed
+    // leaves a closed pipe, and its DEL may have come before.
+    let printed = result
+        .to_json(network.version)
+        .and_then(|json| Ok(print(&json)?));
     printed.map_err(|error| {
         let undone = plugin.del(network, attachment, Some(netns));
         let error = error.context("the result could not be written, so the ADD was undone");
-        undone.err().map_or(error, |undo| failure!(Io, "undoing ADD failed: {undo:#}"))
+        undone
+            .err()
+            .map_or(error, |undo| failure!(Io, "undoing ADD failed: {undo:#}"))
     })
 }
 
 /// Runs one verb, and returns the result of an ADD.
-pub fn perform<P: Plugin>(plugin: &P, network: &Network, command: &Command) -> Result<Option<AddResult>> {
+pub fn perform<P: Plugin>(
+    plugin: &P,
+    network: &Network,
+    command: &Command,
+) -> Result<Option<AddResult>> {
     let needs = |version: Version| {
         if network.version < version {
-            fail!(IncompatibleVersion, "config version does not allow {}", command.name());
+            fail!(
+                IncompatibleVersion,
+                "config version does not allow {}",
+                command.name()
+            );
         }
         Ok(())
     };
@@ -379,24 +472,36 @@ pub fn perform<P: Plugin>(plugin: &P, network: &Network, command: &Command) -> R
             plugin.gc(network, &network.valid_attachments()?)?;
         }
         Command::Version | Command::Unknown(_) => {
-            fail!(InvalidEnvironment, "unknown CNI_COMMAND: {}", command.name())
+            fail!(
+                InvalidEnvironment,
+                "unknown CNI_COMMAND: {}",
+                command.name()
+            )
         }
     }
     Ok(None)
 }
 
-/// Refuses CNI_NETNS if it is the plugin's own namespace: a plugin that moved a device there could not tell it
-/// from the host's. Go's skel checks this only after the plugin has acted, and then prints a second document.
+/// Refuses CNI_NETNS if it is the plugin's own namespace: a plugin that moved a device there could
+/// not tell it from the host's. Go's skel checks this only after the plugin has acted, and then
+/// prints a second document.
 fn refuse_own_namespace(netns: &Path) -> Result<()> {
-    let allowed = std::env::var("CNI_NETNS_OVERRIDE").unwrap_or_default().to_ascii_lowercase();
-    if !matches!(allowed.as_str(), "1" | "true") && netns::is_same(netns, Path::new("/proc/self/ns/net")) {
-        fail!(InvalidNetns, "plugin's netns and netns from CNI_NETNS should not be the same");
+    let allowed = std::env::var("CNI_NETNS_OVERRIDE")
+        .unwrap_or_default()
+        .to_ascii_lowercase();
+    if !matches!(allowed.as_str(), "1" | "true")
+        && netns::is_same(netns, Path::new("/proc/self/ns/net"))
+    {
+        fail!(
+            InvalidNetns,
+            "plugin's netns and netns from CNI_NETNS should not be the same"
+        );
     }
     Ok(())
 }
 
-/// Answers VERSION at once, whatever stdin is: runtimes call it for every file in their directory, some of them
-/// with an open pipe that they never write to.
+/// Answers VERSION at once, whatever stdin is: runtimes call it for every file in their directory,
+/// some of them with an open pipe that they never write to.
 fn version() -> ExitCode {
     let stdin = std::io::stdin();
     let mut text = Vec::new();
@@ -409,14 +514,18 @@ fn version() -> ExitCode {
                 _ => break,
             }
             match stdin.lock().read(&mut chunk) {
-                Ok(count) if count > 0 && text.len() < MOST_STDIN => text.extend_from_slice(&chunk[..count]),
+                Ok(count) if count > 0 && text.len() < MOST_STDIN => {
+                    text.extend_from_slice(&chunk[..count])
+                }
                 _ => break,
             }
         }
     }
     let requested = version_in(&text);
     let requested = requested.as_ref().and_then(Value::as_str);
-    let version = requested.filter(|text| !text.is_empty()).unwrap_or(Version::V110.as_str());
+    let version = requested
+        .filter(|text| !text.is_empty())
+        .unwrap_or(Version::V110.as_str());
     let known: Vec<_> = VERSIONS.iter().map(|version| version.as_str()).collect();
     match print(&json!({ "cniVersion": version, "supportedVersions": known })) {
         Ok(()) => ExitCode::SUCCESS,
@@ -430,23 +539,33 @@ fn error_version(stdin: Option<&[u8]>) -> &'static str {
         None => Version::V110.as_str(),
         Some(Value::Null) => Version::V010.as_str(),
         Some(Value::String(text)) if text.is_empty() => Version::V010.as_str(),
-        Some(value) => value.as_str().and_then(Version::parse).unwrap_or(Version::V110).as_str(),
+        Some(value) => value
+            .as_str()
+            .and_then(Version::parse)
+            .unwrap_or(Version::V110)
+            .as_str(),
     }
 }
 
-/// The `cniVersion` of a configuration, null where it has none; `None` if `stdin` is not a configuration.
+/// The `cniVersion` of a configuration, null where it has none; `None` if `stdin` is not a
+/// configuration.
 fn version_in(stdin: &[u8]) -> Option<Value> {
     static VERSION: Keys = Keys::flat(&[&["cniVersion"]]);
     let mut config = keys::read(stdin, &VERSION).ok()?.object;
     Some(config.remove("cniVersion").unwrap_or_default())
 }
 
-/// The answer to a call that failed. A runtime decodes it and shows it to people, and a tenant's values are in it, so it
-/// has nothing that controls a terminal.
+/// The answer to a call that failed. A runtime decodes it and shows it to people, and a tenant's
+/// values are in it, so it has nothing that controls a terminal.
 pub fn answer(version: &str, error: &anyhow::Error, is_del: bool) -> ErrorJson {
     let mut json = ErrorJson::new(version, error);
     json.msg = crate::log::clipped(&crate::log::escaped(&json.msg));
-    let details = json.details.split('\n').map(crate::log::escaped).collect::<Vec<_>>().join("\n");
+    let details = json
+        .details
+        .split('\n')
+        .map(crate::log::escaped)
+        .collect::<Vec<_>>()
+        .join("\n");
     json.details = crate::log::clipped(&details);
     if is_del { json.safe_for_del() } else { json }
 }
@@ -461,12 +580,15 @@ fn report(version: &str, error: &anyhow::Error, is_del: bool) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Answers for a call that does not end. The answer and, if it can be written, the log say what the call was
-/// doing. What the call had begun is on record, and the next DEL undoes it.
+/// Answers for a call that does not end. The answer and, if it can be written, the log say what the
+/// call was doing. What the call had begun is on record, and the next DEL undoes it.
 fn give_up(why: &str, is_del: bool) {
     let why = format!("the call {why}; the next DEL undoes what it had begun");
     let error = failure!(TryAgain, "{why}");
-    let version = ANSWER_VERSION.get().copied().unwrap_or(Version::V110.as_str());
+    let version = ANSWER_VERSION
+        .get()
+        .copied()
+        .unwrap_or(Version::V110.as_str());
     let json = answer(version, &error, is_del);
     let line = serde_json::to_string(&json).unwrap_or_default() + "\n";
     let _ = std::io::stdout().lock().write_all(line.as_bytes());
@@ -482,15 +604,18 @@ fn print(json: &Value) -> std::io::Result<()> {
     stdout.flush()
 }
 
-/// Reports a panic, which is a bug, as a JSON object to the runtime. What the call had begun is on record, and
-/// the next DEL undoes it.
+/// Reports a panic, which is a bug, as a JSON object to the runtime. What the call had begun is on
+/// record, and the next DEL undoes it.
 fn report_panics() {
     static ONCE: Mutex<()> = Mutex::new(());
     std::panic::set_hook(Box::new(|info| {
         let _first = ONCE.lock();
         let error = failure!(Internal, "internal error, please report it: {info}");
         let _ = report(Version::V110.as_str(), &error, true);
-        #[expect(clippy::exit, reason = "the only way to end with status 1 instead of SIGABRT")]
+        #[expect(
+            clippy::exit,
+            reason = "the only way to end with status 1 instead of SIGABRT"
+        )]
         std::process::exit(1);
     }));
 }
@@ -613,7 +738,8 @@ mod tests {
     #[test]
     fn no_answer_controls_the_terminal_of_who_reads_it() {
         let error = anyhow::Error::new(
-            Failure::new(Code::InvalidConfig, "sysctl.\u{1b}[2J\u{7f}\u{202e}\nx").details("a\tb\nc\u{85}"),
+            Failure::new(Code::InvalidConfig, "sysctl.\u{1b}[2J\u{7f}\u{202e}\nx")
+                .details("a\tb\nc\u{85}"),
         );
         let json = answer("1.1.0", &error, false);
         assert_eq!(json.msg, "sysctl.\\u{1b}[2J\\u{7f}\\u{202e}\\nx");

@@ -1,5 +1,5 @@
-//! Results in every version of the specification. Inside the program they have the form of 1.1.0; older forms
-//! exist only as JSON.
+//! Results in every version of the specification. Inside the program they have the form of 1.1.0;
+//! older forms exist only as JSON.
 
 use std::net::IpAddr;
 
@@ -12,8 +12,15 @@ use crate::error::{Code, Failure};
 use crate::fail;
 
 /// The versions that the project supports, oldest first.
-pub const VERSIONS: [Version; 7] =
-    [Version::V010, Version::V020, Version::V030, Version::V031, Version::V040, Version::V100, Version::V110];
+pub const VERSIONS: [Version; 7] = [
+    Version::V010,
+    Version::V020,
+    Version::V030,
+    Version::V031,
+    Version::V040,
+    Version::V100,
+    Version::V110,
+];
 
 /// A version of the specification; a later one compares as greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,7 +57,9 @@ impl Version {
 
     /// The version with exactly this text.
     pub fn parse(text: &str) -> Option<Version> {
-        VERSIONS.into_iter().find(|version| version.as_str() == text)
+        VERSIONS
+            .into_iter()
+            .find(|version| version.as_str() == text)
     }
 }
 
@@ -59,16 +68,28 @@ impl Version {
 #[serde(default)]
 pub struct AddResult {
     /// The interfaces that were made or moved, in order.
-    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        deserialize_with = "null_is_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub interfaces: Vec<Interface>,
     /// The addresses.
-    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        deserialize_with = "null_is_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub ips: Vec<Ip>,
     /// The routes that were installed.
-    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        deserialize_with = "null_is_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub routes: Vec<Route>,
     /// Name service settings, passed on unchanged.
-    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Dns::is_empty")]
+    #[serde(
+        deserialize_with = "null_is_empty",
+        skip_serializing_if = "Dns::is_empty"
+    )]
     pub dns: Dns,
 }
 
@@ -79,13 +100,19 @@ pub struct Interface {
     /// Name inside the sandbox.
     pub name: String,
     /// Hardware address as netlink reports it, in lower case.
-    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "String::is_empty")]
+    #[serde(
+        deserialize_with = "null_is_empty",
+        skip_serializing_if = "String::is_empty"
+    )]
     pub mac: String,
     /// MTU in bytes; since 1.1.0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
     /// CNI_NETNS as it was passed; empty for an interface of the host.
-    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "String::is_empty")]
+    #[serde(
+        deserialize_with = "null_is_empty",
+        skip_serializing_if = "String::is_empty"
+    )]
     pub sandbox: String,
     /// Path of a vhost-user socket, passed on unchanged; since 1.1.0.
     #[serde(rename = "socketPath", skip_serializing_if = "Option::is_none")]
@@ -101,9 +128,14 @@ pub struct Ip {
     /// Address with prefix length.
     pub address: IpNet,
     /// The gateway: on a rail the leaf port.
-    #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "empty_is_none",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub gateway: Option<IpAddr>,
-    /// Index into `interfaces`. containerd crashes on an index that is out of range (go-cni result.go:118).
+    /// Index into `interfaces`. containerd crashes on an index that is out of range (go-cni
+    /// result.go:118).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<usize>,
 }
@@ -114,7 +146,11 @@ pub struct Route {
     /// Destination.
     pub dst: IpNet,
     /// Next hop; the default is the gateway of the address.
-    #[serde(default, deserialize_with = "empty_is_none", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        deserialize_with = "empty_is_none",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub gw: Option<IpAddr>,
     /// Path MTU in bytes; since 1.1.0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -139,7 +175,15 @@ impl Route {
 
     /// A route to `dst` without further keys.
     pub fn to(dst: IpNet) -> Route {
-        Route { dst, gw: None, mtu: None, advmss: None, priority: None, table: None, scope: None }
+        Route {
+            dst,
+            gw: None,
+            mtu: None,
+            advmss: None,
+            priority: None,
+            table: None,
+            scope: None,
+        }
     }
 
     /// Whether the destination is 0.0.0.0/0 or ::/0.
@@ -153,16 +197,28 @@ impl Route {
 #[serde(default)]
 pub struct Dns {
     /// Addresses of the servers.
-    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        deserialize_with = "null_is_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub nameservers: Vec<String>,
     /// The local domain.
-    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "String::is_empty")]
+    #[serde(
+        deserialize_with = "null_is_empty",
+        skip_serializing_if = "String::is_empty"
+    )]
     pub domain: String,
     /// The search list.
-    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        deserialize_with = "null_is_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub search: Vec<String>,
     /// The options of resolv.conf(5).
-    #[serde(deserialize_with = "null_is_empty", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        deserialize_with = "null_is_empty",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub options: Vec<String>,
 }
 
@@ -176,7 +232,9 @@ impl Dns {
     }
 }
 
-fn null_is_empty<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
+fn null_is_empty<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    from: D,
+) -> Result<T, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
@@ -186,7 +244,9 @@ fn empty_is_none<'de, D: Deserializer<'de>>(from: D) -> Result<Option<IpAddr>, D
     if text.is_empty() {
         return Ok(None);
     }
-    text.parse().map(Some).map_err(|_| serde::de::Error::custom(format!("{text:?} is not an IP address")))
+    text.parse()
+        .map(Some)
+        .map_err(|_| serde::de::Error::custom(format!("{text:?} is not an IP address")))
 }
 
 impl AddResult {
@@ -198,31 +258,44 @@ impl AddResult {
                 interface.is_some_and(|one| one.name == ifname && !one.sandbox.is_empty())
             })
         };
-        self.ips.iter().filter(|ip| is_its(ip.interface)).map(|ip| ip.address).collect()
+        self.ips
+            .iter()
+            .filter(|ip| is_its(ip.interface))
+            .map(|ip| ip.address)
+            .collect()
     }
 
-    /// Reads a result that another plugin or an older version of this one wrote. `default` is the version of a
-    /// result that names none. Fails if the result is malformed or has an unknown version.
+    /// Reads a result that another plugin or an older version of this one wrote. `default` is the
+    /// version of a result that names none. Fails if the result is malformed or has an unknown
+    /// version.
     pub fn parse(value: &Value, default: Version) -> Result<AddResult> {
-        let Value::Object(object) = value else { fail!(Decode, "a result must be a JSON object") };
+        let Value::Object(object) = value else {
+            fail!(Decode, "a result must be a JSON object")
+        };
         // Go matches keys in any letter case, and go-cni writes them in another one.
-        let version = object.iter().find(|(key, _)| key.eq_ignore_ascii_case("cniVersion"));
+        let version = object
+            .iter()
+            .find(|(key, _)| key.eq_ignore_ascii_case("cniVersion"));
         let version = match version {
             Some((_, Value::String(text))) if !text.is_empty() => match Version::parse(text) {
                 Some(version) => version,
-                None => fail!(IncompatibleVersion, "the result has the unknown cniVersion {text:?}"),
+                None => fail!(
+                    IncompatibleVersion,
+                    "the result has the unknown cniVersion {text:?}"
+                ),
             },
             _ => default,
         };
         if version <= Version::V020 {
             return from_ip4_and_ip6(object);
         }
-        serde_path_to_error::deserialize(value).context(Failure::new(Code::Decode, "result cannot be read"))
+        serde_path_to_error::deserialize(value)
+            .context(Failure::new(Code::Decode, "result cannot be read"))
     }
 
-    /// Writes the result in the form of `version`, without the fields that this version does not have. Go's own
-    /// conversion keeps them (pkg/types/100/types.go:122-133). Fails for 0.1.0 and 0.2.0 when there is no
-    /// address.
+    /// Writes the result in the form of `version`, without the fields that this version does not
+    /// have. Go's own conversion keeps them (pkg/types/100/types.go:122-133). Fails for 0.1.0 and
+    /// 0.2.0 when there is no address.
     pub fn to_json(&self, version: Version) -> Result<Value> {
         let mut result = self.clone();
         if version < Version::V110 {
@@ -230,7 +303,10 @@ impl AddResult {
                 (interface.mtu, interface.socket_path, interface.pci_id) = (None, None, None);
             }
             for route in &mut result.routes {
-                *route = Route { gw: route.gw, ..Route::to(route.dst) };
+                *route = Route {
+                    gw: route.gw,
+                    ..Route::to(route.dst)
+                };
             }
         }
         if version <= Version::V020 {
@@ -241,20 +317,35 @@ impl AddResult {
         if version < Version::V100 {
             let ips = json.get_mut("ips").and_then(Value::as_array_mut);
             for (ip, json) in result.ips.iter().zip(ips.into_iter().flatten()) {
-                json["version"] = if ip.address.addr().is_ipv4() { "4" } else { "6" }.into();
+                json["version"] = if ip.address.addr().is_ipv4() {
+                    "4"
+                } else {
+                    "6"
+                }
+                .into();
             }
         }
         Ok(json)
     }
 
-    /// The form of 0.1.0 and 0.2.0: the first address of each family, with the routes of that family.
+    /// The form of 0.1.0 and 0.2.0: the first address of each family, with the routes of that
+    /// family.
     fn to_ip4_and_ip6(&self, version: Version) -> Result<Value> {
         let mut json = Map::new();
         json.insert("cniVersion".to_owned(), version.as_str().into());
         for (key, is_v4) in [("ip4", true), ("ip6", false)] {
-            let Some(ip) = self.ips.iter().find(|ip| ip.address.addr().is_ipv4() == is_v4) else { continue };
-            let routes: Vec<_> =
-                self.routes.iter().filter(|route| route.dst.addr().is_ipv4() == is_v4).collect();
+            let Some(ip) = self
+                .ips
+                .iter()
+                .find(|ip| ip.address.addr().is_ipv4() == is_v4)
+            else {
+                continue;
+            };
+            let routes: Vec<_> = self
+                .routes
+                .iter()
+                .filter(|route| route.dst.addr().is_ipv4() == is_v4)
+                .collect();
             let mut block = json!({ "ip": ip.address });
             if let Some(gateway) = ip.gateway {
                 block["gateway"] = json!(gateway);
@@ -265,7 +356,11 @@ impl AddResult {
             json.insert(key.to_owned(), block);
         }
         if json.len() == 1 {
-            fail!(InvalidConfig, "cannot convert: no valid IP addresses for cniVersion {}", version.as_str());
+            fail!(
+                InvalidConfig,
+                "cannot convert: no valid IP addresses for cniVersion {}",
+                version.as_str()
+            );
         }
         if !self.dns.is_empty() {
             json.insert("dns".to_owned(), json!(self.dns));
@@ -300,9 +395,15 @@ fn from_ip4_and_ip6(object: &Map<String, Value>) -> Result<AddResult> {
     }
     let mut result = AddResult::default();
     for key in ["ip4", "ip6"] {
-        let Some(value) = object.get(key).filter(|value| !value.is_null()) else { continue };
+        let Some(value) = object.get(key).filter(|value| !value.is_null()) else {
+            continue;
+        };
         let block: Block = part(key, value)?;
-        result.ips.push(Ip { address: block.ip, gateway: block.gateway, interface: None });
+        result.ips.push(Ip {
+            address: block.ip,
+            gateway: block.gateway,
+            interface: None,
+        });
         result.routes.extend(block.routes);
     }
     if let Some(dns) = object.get("dns").filter(|value| !value.is_null()) {
@@ -342,7 +443,10 @@ mod tests {
                 table: Some(0),
                 ..Route::to("172.16.0.0/15".parse().unwrap())
             }],
-            dns: Dns { domain: "x".into(), ..Dns::default() },
+            dns: Dns {
+                domain: "x".into(),
+                ..Dns::default()
+            },
         }
     }
 
@@ -351,14 +455,18 @@ mod tests {
         let route = json!({"dst": "10.0.0.0/8", "gw": "10.0.0.1", "mtu": 1, "advmss": 1, "priority": 1,
             "table": 1, "scope": 1});
         let dns = json!({"nameservers": ["a"], "domain": "a", "search": ["a"], "options": ["a"]});
-        let keys = |value: Value| -> Vec<String> { value.as_object().unwrap().keys().cloned().collect() };
+        let keys =
+            |value: Value| -> Vec<String> { value.as_object().unwrap().keys().cloned().collect() };
         let sorted = |keys: &[&str]| {
             let mut keys: Vec<_> = keys.iter().map(|key| (*key).to_owned()).collect();
             keys.sort();
             keys
         };
         let route = serde_json::from_value::<Route>(route).unwrap();
-        assert_eq!(keys(serde_json::to_value(route).unwrap()), sorted(&Route::KEYS));
+        assert_eq!(
+            keys(serde_json::to_value(route).unwrap()),
+            sorted(&Route::KEYS)
+        );
         let dns = serde_json::from_value::<Dns>(dns).unwrap();
         assert_eq!(keys(serde_json::to_value(dns).unwrap()), sorted(&Dns::KEYS));
     }
@@ -381,8 +489,14 @@ mod tests {
             v100["interfaces"],
             json!([{"name": "net1", "mac": "02:00:00:00:00:01", "sandbox": "/run/netns/x"}])
         );
-        assert_eq!(v100["routes"], json!([{"dst": "172.16.0.0/15", "gw": "172.16.1.61"}]));
-        assert_eq!(full().to_json(Version::V040).unwrap()["ips"][0]["version"], "4");
+        assert_eq!(
+            v100["routes"],
+            json!([{"dst": "172.16.0.0/15", "gw": "172.16.1.61"}])
+        );
+        assert_eq!(
+            full().to_json(Version::V040).unwrap()["ips"][0]["version"],
+            "4"
+        );
         let v020 = full().to_json(Version::V020).unwrap();
         assert_eq!(
             v020,
@@ -394,7 +508,10 @@ mod tests {
     #[test]
     fn merging_keeps_earlier_indexes_and_shifts_later_ones() {
         let merged = full().merged_with(full());
-        assert_eq!(merged.ips.iter().map(|ip| ip.interface).collect::<Vec<_>>(), [Some(0), Some(1)]);
+        assert_eq!(
+            merged.ips.iter().map(|ip| ip.interface).collect::<Vec<_>>(),
+            [Some(0), Some(1)]
+        );
     }
 
     /// An older libcni may have written it (tests/contract-items, item 71).
@@ -402,16 +519,23 @@ mod tests {
     fn a_lenient_reader_takes_nulls_empty_texts_and_unknown_fields() {
         let json = json!({"CNIVersion": "1.0.0", "interfaces": null, "routes": null, "dns": null, "x": 1,
             "ips": [{"address": "10.0.0.1/24", "gateway": "", "y": 2}]});
-        assert_eq!(AddResult::parse(&json, Version::V010).unwrap().ips[0].gateway, None);
+        assert_eq!(
+            AddResult::parse(&json, Version::V010).unwrap().ips[0].gateway,
+            None
+        );
     }
 
     #[test]
     fn a_wrong_value_of_an_old_result_is_named() {
         for (key, value) in [("ip4", json!({"ip": 1})), ("dns", json!({"domain": ["x"]}))] {
             let error =
-                AddResult::parse(&json!({"cniVersion": "0.2.0", key: value}), Version::V010).unwrap_err();
+                AddResult::parse(&json!({"cniVersion": "0.2.0", key: value}), Version::V010)
+                    .unwrap_err();
             assert_eq!(crate::error::code_of(&error), 6, "{error:#}");
-            assert!(format!("{error:#}").contains(&format!(": {key}: ")), "{error:#}");
+            assert!(
+                format!("{error:#}").contains(&format!(": {key}: ")),
+                "{error:#}"
+            );
         }
     }
 }

@@ -1,7 +1,8 @@
-//! A seccomp filter that finds the system call by halving, as bpf(4) allows. When it is installed, the kernel runs it once
-//! for every system call that exists (`seccomp_cache_prepare` in kernel/seccomp.c): a list that is compared one by one,
-//! which is what the library makes, takes 0.3 ms of every call. The kernel also translates the filter, so that a short one
-//! is worth having.
+//! A seccomp filter that finds the system call by halving, as bpf(4) allows. When it is installed,
+//! the kernel runs it once for every system call that exists (`seccomp_cache_prepare` in
+//! kernel/seccomp.c): a list that is compared one by one, which is what the library makes, takes
+//! 0.3 ms of every call. The kernel also translates the filter, so that a short one is worth
+//! having.
 
 use nix::errno::Errno;
 use nix::libc;
@@ -31,8 +32,10 @@ const OURS: u32 = 0xc000_00b7;
 
 /// The filter that gives each of `special` its answer, and all other calls `otherwise`.
 pub fn filter(special: &[(i64, Answer)], otherwise: Answer) -> Vec<sock_filter> {
-    let mut special: Vec<(u32, Answer)> =
-        special.iter().filter_map(|(number, answer)| Some((u32::try_from(*number).ok()?, *answer))).collect();
+    let mut special: Vec<(u32, Answer)> = special
+        .iter()
+        .filter_map(|(number, answer)| Some((u32::try_from(*number).ok()?, *answer)))
+        .collect();
     special.sort_by_key(|(number, _)| *number);
     // The first number of each range of calls that have one answer.
     let mut ranges = vec![(0, otherwise)];
@@ -48,7 +51,8 @@ pub fn filter(special: &[(i64, Answer)], otherwise: Answer) -> Vec<sock_filter> 
     // The calls of x32, by the same architecture: their numbers have this bit.
     #[cfg(target_arch = "x86_64")]
     ranges.push((0x4000_0000, Answer::Refused));
-    // The last instruction first, so that whatever is jumped to is there: no instruction is written twice.
+    // The last instruction first, so that whatever is jumped to is there: no instruction is written
+    // twice.
     let mut program = vec![end(Answer::Refused), end(Answer::Made)];
     let found = search(&mut program, &ranges);
     if found + 1 != program.len() {
@@ -72,7 +76,9 @@ const MADE: usize = 1;
 /// Writes what finds the range of a call, and returns where that begins.
 fn search(program: &mut Vec<sock_filter>, ranges: &[(u32, Answer)]) -> usize {
     let (below, above) = ranges.split_at(ranges.len() / 2);
-    let Some((first, answer)) = above.first() else { return REFUSED };
+    let Some((first, answer)) = above.first() else {
+        return REFUSED;
+    };
     if below.is_empty() {
         return leaf(program, *answer);
     }
@@ -108,9 +114,14 @@ fn branch(
     program.len() - 1
 }
 
-/// A conditional jump reaches 255 instructions, an unconditional one all. Another of these may still come between.
+/// A conditional jump reaches 255 instructions, an unconditional one all. Another of these may
+/// still come between.
 fn near(program: &mut Vec<sock_filter>, place: usize) -> usize {
-    if program.len() - place < 255 { place } else { go_to(program, place) }
+    if program.len() - place < 255 {
+        place
+    } else {
+        go_to(program, place)
+    }
 }
 
 fn go_to(program: &mut Vec<sock_filter>, place: usize) -> usize {
@@ -124,18 +135,32 @@ fn load(at: u32) -> sock_filter {
 }
 
 fn jump(condition: u32, value: u32, then: u8, otherwise: u8) -> sock_filter {
-    instruction(libc::BPF_JMP | condition | libc::BPF_K, value, then, otherwise)
+    instruction(
+        libc::BPF_JMP | condition | libc::BPF_K,
+        value,
+        then,
+        otherwise,
+    )
 }
 
 fn end(answer: Answer) -> sock_filter {
     let refused = libc::SECCOMP_RET_ERRNO | Errno::EPERM as u32;
-    let value = if answer == Answer::Made { libc::SECCOMP_RET_ALLOW } else { refused };
+    let value = if answer == Answer::Made {
+        libc::SECCOMP_RET_ALLOW
+    } else {
+        refused
+    };
     instruction(libc::BPF_RET | libc::BPF_K, value, 0, 0)
 }
 
 fn instruction(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
     // All codes are below 256.
-    sock_filter { code: u16::try_from(code).unwrap_or_default(), jt, jf, k }
+    sock_filter {
+        code: u16::try_from(code).unwrap_or_default(),
+        jt,
+        jf,
+        k,
+    }
 }
 
 #[cfg(test)]
@@ -144,8 +169,14 @@ mod tests {
 
     use super::*;
 
-    /// Runs the filter as the kernel does. Returns whether the call is made, and how many instructions that took.
-    fn run(program: &[sock_filter], architecture: u32, number: u32, arguments: [u32; 6]) -> (bool, usize) {
+    /// Runs the filter as the kernel does. Returns whether the call is made, and how many
+    /// instructions that took.
+    fn run(
+        program: &[sock_filter],
+        architecture: u32,
+        number: u32,
+        arguments: [u32; 6],
+    ) -> (bool, usize) {
         let (mut at, mut value, mut steps) = (0, 0, 0);
         loop {
             let sock_filter { code, jt, jf, k } = program[at];

@@ -1,13 +1,16 @@
-//! Tells the kernel what a call never does, so that a fault of the program, or a library of it, cannot do it either.
+//! Tells the kernel what a call never does, so that a fault of the program, or a library of it,
+//! cannot do it either.
 //!
-//! rail-ipam may make the system calls of [`IPAM`] and no other: it executes nothing, and its only sockets are those of
-//! netlink. rail-cni starts other plugins, which inherit its limits, so it gives up only what no plugin needs: [`NEVER`].
+//! rail-ipam may make the system calls of [`IPAM`] and no other: it executes nothing, and its only
+//! sockets are those of netlink. rail-cni starts other plugins, which inherit its limits, so it
+//! gives up only what no plugin needs: [`NEVER`].
 //!
-//! A kernel or a container without seccomp is no error: the call goes on. `doctor` says what the kernel has. A forbidden call
-//! fails with EPERM, which is reported as any other error. `confine` of node.json turns it off.
+//! A kernel or a container without seccomp is no error: the call goes on. `doctor` says what the
+//! kernel has. A forbidden call fails with EPERM, which is reported as any other error. `confine`
+//! of node.json turns it off.
 //!
-//! Landlock is not used: it hides the namespaces of other processes from whoever it holds, and those tell whether a pod
-//! lives.
+//! Landlock is not used: it hides the namespaces of other processes from whoever it holds, and
+//! those tell whether a pod lives.
 
 mod filter;
 
@@ -19,8 +22,9 @@ use seccompiler::sock_filter;
 
 use filter::{Answer, filter};
 
-/// The system calls of rail-ipam. The C library chooses some of them by the age of the kernel, so what it falls back to is
-/// there, too, and so are the clocks, which the kernel answers itself only where the machine lets it.
+/// The system calls of rail-ipam. The C library chooses some of them by the age of the kernel, so
+/// what it falls back to is there, too, and so are the clocks, which the kernel answers itself only
+/// where the machine lets it.
 pub const IPAM: &[i64] = &[
     // Files.
     libc::SYS_openat,
@@ -96,7 +100,8 @@ pub const IPAM: &[i64] = &[
     libc::SYS_clock_nanosleep,
     libc::SYS_nanosleep,
     libc::SYS_gettimeofday,
-    // Addresses of pods whose leases somebody removed; `setns` and `socket` with conditions, see `ipam_filter`.
+    // Addresses of pods whose leases somebody removed; `setns` and `socket` with conditions, see
+    // `ipam_filter`.
     libc::SYS_bind,
     libc::SYS_connect,
     libc::SYS_getsockname,
@@ -125,9 +130,9 @@ const IPAM_OLD: &[i64] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const IPAM_OLD: &[i64] = &[];
 
-/// What no plugin needs, neither ours nor one that rail-cni starts: other processes' memory and files, the kernel's code,
-/// its time and its end, keys, the tree of mounts, and the ways around the permissions of a path. A sysfs that is mounted
-/// nowhere is needed (fsopen, fsmount).
+/// What no plugin needs, neither ours nor one that rail-cni starts: other processes' memory and
+/// files, the kernel's code, its time and its end, keys, the tree of mounts, and the ways around
+/// the permissions of a path. A sysfs that is mounted nowhere is needed (fsopen, fsmount).
 pub const NEVER: &[i64] = &[
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
@@ -191,8 +196,16 @@ fn ipam_filter() -> Vec<sock_filter> {
     let bits = |value: libc::c_int| u32::from_ne_bytes(value.to_ne_bytes());
     let is_netlink = Answer::MadeIf(0, bits(libc::AF_NETLINK));
     let is_network = Answer::MadeIf(1, bits(libc::CLONE_NEWNET));
-    let listed = IPAM.iter().chain(IPAM_OLD).map(|call| (*call, Answer::Made));
-    let all: Vec<_> = listed.chain([(libc::SYS_socket, is_netlink), (libc::SYS_setns, is_network)]).collect();
+    let listed = IPAM
+        .iter()
+        .chain(IPAM_OLD)
+        .map(|call| (*call, Answer::Made));
+    let all: Vec<_> = listed
+        .chain([
+            (libc::SYS_socket, is_netlink),
+            (libc::SYS_setns, is_network),
+        ])
+        .collect();
     filter(&all, Answer::Refused)
 }
 

@@ -1,5 +1,6 @@
-//! What a pod can read of its rail: the alias of the netdev, which `ip link` shows to people and `railctl env` reads inside
-//! the pod. It is set by the message that moves the netdev, and DEL restores it with the other settings.
+//! What a pod can read of its rail: the alias of the netdev, which `ip link` shows to people and
+//! `railctl env` reads inside the pod. It is set by the message that moves the netdev, and DEL
+//! restores it with the other settings.
 //!
 //! A pod with CAP_NET_ADMIN can write another one, so nothing on the host believes what it says.
 
@@ -32,7 +33,9 @@ impl Alias {
     pub fn of(conf: &NetConf, network: &str, leased: &AddResult, node: &Node) -> Option<Alias> {
         let number = conf.rail?;
         let gateway = leased.ips.iter().find_map(|ip| ip.gateway);
-        let leaf_ports = gateway.map(|gateway| store::leaf_ports_of(node, gateway)).unwrap_or_default();
+        let leaf_ports = gateway
+            .map(|gateway| store::leaf_ports_of(node, gateway))
+            .unwrap_or_default();
         // Where nothing says that they are planes, numbers from 8 on are rails of their own.
         let plane = number / RAILS;
         let has_planes = conf.min_planes.is_some() || pool::plane_in(network) == Some(plane);
@@ -40,7 +43,11 @@ impl Alias {
             rail: if has_planes { number % RAILS } else { number },
             plane: has_planes.then_some(plane),
             network: is_word(network).then(|| network.to_owned()),
-            leaf_ports: if leaf_ports.iter().all(has_words) { leaf_ports } else { Vec::new() },
+            leaf_ports: if leaf_ports.iter().all(has_words) {
+                leaf_ports
+            } else {
+                Vec::new()
+            },
         })
     }
 
@@ -59,16 +66,26 @@ impl Alias {
             words.next_if_eq(&key)?;
             words.next().filter(|word| is_word(word))
         };
-        let number = |word: &str| word.parse().ok().filter(|number: &u8| number.to_string() == word);
+        let number = |word: &str| {
+            word.parse()
+                .ok()
+                .filter(|number: &u8| number.to_string() == word)
+        };
         let mut alias = Alias {
             rail: number(after("rail")?)?,
-            plane: after("plane").map(|word| number(word).ok_or(())).transpose().ok()?,
+            plane: after("plane")
+                .map(|word| number(word).ok_or(()))
+                .transpose()
+                .ok()?,
             network: after("network").map(str::to_owned),
             leaf_ports: Vec::new(),
         };
         while let Some(leaf) = after("leaf") {
             let port = after("port").map(str::to_owned);
-            alias.leaf_ports.push(LeafPort { leaf: leaf.to_owned(), port });
+            alias.leaf_ports.push(LeafPort {
+                leaf: leaf.to_owned(),
+                port,
+            });
         }
         // Whatever was passed over is missing here.
         (text.len() <= LONGEST && alias.to_string() == text).then_some(alias)
@@ -94,11 +111,14 @@ impl fmt::Display for Alias {
     }
 }
 
-/// Whether it is a word that no shell, no list and no terminal reads as something else. Ports have slashes and colons.
+/// Whether it is a word that no shell, no list and no terminal reads as something else. Ports have
+/// slashes and colons.
 fn is_word(text: &str) -> bool {
     text.len() <= LONGEST_WORD
         && text.starts_with(|first: char| first.is_ascii_alphanumeric())
-        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-/:".contains(&byte))
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"_.-/:".contains(&byte))
 }
 
 fn has_words(port: &LeafPort) -> bool {
@@ -115,7 +135,12 @@ mod tests {
             port: port.map(str::to_owned),
         };
         let leaf_ports = ports.iter().map(port).collect();
-        Alias { rail: 3, plane, network: network.map(str::to_owned), leaf_ports }
+        Alias {
+            rail: 3,
+            plane,
+            network: network.map(str::to_owned),
+            leaf_ports,
+        }
     }
 
     #[test]
@@ -131,7 +156,10 @@ mod tests {
                 "rail 3 plane 1 leaf l1 leaf l2 port Eth1/2:1",
             ),
             // Words of the form itself are names like others.
-            (alias(None, Some("leaf"), &[("port", Some("leaf"))]), "rail 3 network leaf leaf port port leaf"),
+            (
+                alias(None, Some("leaf"), &[("port", Some("leaf"))]),
+                "rail 3 network leaf leaf port port leaf",
+            ),
         ] {
             assert_eq!(alias.clone().text(), text);
             assert_eq!(Alias::parse(text), Some(alias));
@@ -173,13 +201,20 @@ mod tests {
         ] {
             assert_eq!(Alias::parse(bad), None, "{bad:?}");
         }
-        assert_eq!(Alias::parse(&format!("rail 3 leaf {}", "a".repeat(65))), None);
+        assert_eq!(
+            Alias::parse(&format!("rail 3 leaf {}", "a".repeat(65))),
+            None
+        );
     }
 
     #[test]
     fn one_that_is_too_long_has_no_leaf_ports() {
         let name = "l".repeat(64);
-        let long = alias(None, Some("rail-3"), &[(&name, Some(&name)), (&name, Some(&name))]);
+        let long = alias(
+            None,
+            Some("rail-3"),
+            &[(&name, Some(&name)), (&name, Some(&name))],
+        );
         assert_eq!(long.text(), "rail 3 network rail-3");
     }
 }

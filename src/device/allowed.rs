@@ -1,5 +1,5 @@
-//! Whether the device may be taken from the host: by the rail's PF, the node's policy, what the network asks, and what the host
-//! itself needs.
+//! Whether the device may be taken from the host: by the rail's PF, the node's policy, what the
+//! network asks, and what the host itself needs.
 
 use std::net::IpAddr;
 
@@ -21,26 +21,46 @@ pub fn check_allowed(device: &Device, conf: &NetConf, node: &Node, network: &str
     node.policy.check_device(&device.judged())
 }
 
-/// Refuses a device that is not this rail's, that the node's policy excludes, that cannot do what is asked,
-/// or that the host itself needs.
-pub fn check(device: &Device, conf: &NetConf, node: &Node, network: &str, host: &mut Socket) -> Result<()> {
+/// Refuses a device that is not this rail's, that the node's policy excludes, that cannot do what
+/// is asked, or that the host itself needs.
+pub fn check(
+    device: &Device,
+    conf: &NetConf,
+    node: &Node,
+    network: &str,
+    host: &mut Socket,
+) -> Result<()> {
     check_allowed(device, conf, node, network)?;
     if conf.reset_on_del && !device.function.as_ref().is_some_and(Function::has_flr) {
         let what = device.describe();
-        fail!(UnsupportedField, "resetOnDel: {what} has no function-level reset (reset_method in sysfs)");
+        fail!(
+            UnsupportedField,
+            "resetOnDel: {what} has no function-level reset (reset_method in sysfs)"
+        );
     }
     let Some(link) = &device.original.link else {
         if let Some(function) = &device.function {
             userspace::refuse_held(&device.describe(), function)?;
         }
         if conf.mtu.is_some() {
-            log::info!("mtu is left to the program that drives {what}", what = device.describe());
+            log::info!(
+                "mtu is left to the program that drives {what}",
+                what = device.describe()
+            );
         }
         return Ok(());
     };
     check_mtu(device, link, conf, node, host)?;
-    if conf.mac.as_ref().is_some_and(|mac| mac.len() != link.mac.split(':').count()) {
-        fail!(InvalidConfig, "mac: {} has addresses of another length", link.name);
+    if conf
+        .mac
+        .as_ref()
+        .is_some_and(|mac| mac.len() != link.mac.split(':').count())
+    {
+        fail!(
+            InvalidConfig,
+            "mac: {} has addresses of another length",
+            link.name
+        );
     }
     let what = device.describe();
     refuse_what_the_host_needs(&what, link, node, host)?;
@@ -66,14 +86,19 @@ fn is_on(device: &Device, pf: &str) -> bool {
 
 /// The rails that node.json lists the device's PF for.
 fn rails_of(device: &Device, node: &Node) -> Vec<u8> {
-    let mut rails: Vec<_> =
-        node.rails.iter().filter(|one| is_on(device, &one.pf)).map(|one| one.rail).collect();
+    let mut rails: Vec<_> = node
+        .rails
+        .iter()
+        .filter(|one| is_on(device, &one.pf))
+        .map(|one| one.rail)
+        .collect();
     rails.sort_unstable();
     rails.dedup();
     rails
 }
 
-/// The rail of the device's PF, for a network that names none; `None` where node.json lists no rails.
+/// The rail of the device's PF, for a network that names none; `None` where node.json lists no
+/// rails.
 pub fn rail_of(device: &Device, node: &Node) -> Option<u8> {
     match rails_of(device, node)[..] {
         [rail] => Some(rail),
@@ -81,8 +106,8 @@ pub fn rail_of(device: &Device, node: &Node) -> Option<u8> {
     }
 }
 
-/// The rail of a function that this node hands out, as ADD judges it for a network that names no rail. Fails with ADD's reason,
-/// whether a pod has the function or not.
+/// The rail of a function that this node hands out, as ADD judges it for a network that names no
+/// rail. Fails with ADD's reason, whether a pod has the function or not.
 pub fn handed_out(function: &Function, node: &Node) -> Result<u8> {
     let device = without_netdev(function.clone(), node)?;
     let rail = check_own_rail(&device, node)?;
@@ -90,7 +115,8 @@ pub fn handed_out(function: &Function, node: &Node) -> Result<u8> {
     Ok(rail)
 }
 
-/// Checks the rail of a network that names none: node.json must list the device's PF for one rail, and allow it.
+/// Checks the rail of a network that names none: node.json must list the device's PF for one rail,
+/// and allow it.
 fn check_own_rail(device: &Device, node: &Node) -> Result<u8> {
     let what = device.describe();
     let rails = rails_of(device, node);
@@ -102,7 +128,10 @@ fn check_own_rail(device: &Device, node: &Node) -> Result<u8> {
                 "{what} ({pf}) is not on a rail of node.json, and this node hands out no other devices"
             );
         }
-        fail!(InvalidConfig, "{what} is on the rails {rails:?} of node.json ({pf}): say which as `rail`");
+        fail!(
+            InvalidConfig,
+            "{what} is on the rails {rails:?} of node.json ({pf}): say which as `rail`"
+        );
     };
     node.policy.check_rail(&what, Some(rail))?;
     Ok(rail)
@@ -113,24 +142,43 @@ fn check_rail(device: &Device, conf: &NetConf, node: &Node, network: &str) -> Re
     if node.rails.is_empty() {
         return Ok(());
     }
-    let Some(rail) = conf.rail else { return check_own_rail(device, node).map(drop) };
-    let expected: Vec<_> =
-        node.rails.iter().filter(|one| one.rail == rail).map(|one| one.pf.as_str()).collect();
+    let Some(rail) = conf.rail else {
+        return check_own_rail(device, node).map(drop);
+    };
+    let expected: Vec<_> = node
+        .rails
+        .iter()
+        .filter(|one| one.rail == rail)
+        .map(|one| one.pf.as_str())
+        .collect();
     if expected.is_empty() {
         let known: Vec<_> = node.rails.iter().map(|one| one.rail).collect();
-        fail!(InvalidConfig, "node.json lists the rails {known:?} and not {rail}");
+        fail!(
+            InvalidConfig,
+            "node.json lists the rails {known:?} and not {rail}"
+        );
     }
     if expected.iter().any(|pf| is_on(device, pf)) {
         return Ok(());
     }
     let what = device.describe();
     let Some(pf) = &device.pf else {
-        fail!(InvalidConfig, "{what} is not on the rail's PF {}", expected.join(" or "));
+        fail!(
+            InvalidConfig,
+            "{what} is not on the rail's PF {}",
+            expected.join(" or ")
+        );
     };
     let other = node.rails.iter().find(|one| is_on(device, &one.pf));
-    let other =
-        other.map_or_else(|| "no rail of node.json".to_owned(), |other| format!("rail {}", other.rail));
-    if node.rails.iter().any(|one| one.rail != rail && expected.contains(&one.pf.as_str())) {
+    let other = other.map_or_else(
+        || "no rail of node.json".to_owned(),
+        |other| format!("rail {}", other.rail),
+    );
+    if node
+        .rails
+        .iter()
+        .any(|one| one.rail != rail && expected.contains(&one.pf.as_str()))
+    {
         fail!(
             InvalidConfig,
             "node.json has {} for rail {rail} and for another rail, and {what} belongs to PF {}: correct `rails` in {}",
@@ -153,11 +201,20 @@ fn check_rail(device: &Device, conf: &NetConf, node: &Node, network: &str) -> Re
 const DATAGRAM_MTU: u32 = 4092;
 
 /// Frames larger than the PF's MTU do not pass it, whatever the VF says.
-fn check_mtu(device: &Device, link: &Link, conf: &NetConf, node: &Node, host: &mut Socket) -> Result<()> {
+fn check_mtu(
+    device: &Device,
+    link: &Link,
+    conf: &NetConf,
+    node: &Node,
+    host: &mut Socket,
+) -> Result<()> {
     let Some(mtu) = conf.mtu else { return Ok(()) };
     if link.is_infiniband() {
-        let most =
-            if sysfs::is_connected(&node.sysfs_root, &link.name) { link.max_mtu } else { DATAGRAM_MTU };
+        let most = if sysfs::is_connected(&node.sysfs_root, &link.name) {
+            link.max_mtu
+        } else {
+            DATAGRAM_MTU
+        };
         if mtu > most {
             let name = &link.name;
             fail!(
@@ -178,8 +235,15 @@ fn check_mtu(device: &Device, link: &Link, conf: &NetConf, node: &Node, host: &m
             link.max_mtu
         );
     }
-    let pf = device.pf.as_ref().and_then(|pf| pf.netdev.clone()).filter(|name| *name != link.name);
-    let pf = pf.map(|name| link::by_name(host, &name)).transpose()?.flatten();
+    let pf = device
+        .pf
+        .as_ref()
+        .and_then(|pf| pf.netdev.clone())
+        .filter(|name| *name != link.name);
+    let pf = pf
+        .map(|name| link::by_name(host, &name))
+        .transpose()?
+        .flatten();
     if let Some(pf) = pf.filter(|pf| pf.mtu < mtu) {
         fail!(
             InvalidConfig,
@@ -191,9 +255,14 @@ fn check_mtu(device: &Device, link: &Link, conf: &NetConf, node: &Node, host: &m
     Ok(())
 }
 
-/// A tenant may have written the configuration: it must not be able to take the node off the network. Addresses and
-/// routes are left to [`refuse_addresses`] or the step `host-addresses`.
-pub fn refuse_what_the_host_needs(what: &str, link: &Link, node: &Node, host: &mut Socket) -> Result<()> {
+/// A tenant may have written the configuration: it must not be able to take the node off the
+/// network. Addresses and routes are left to [`refuse_addresses`] or the step `host-addresses`.
+pub fn refuse_what_the_host_needs(
+    what: &str,
+    link: &Link,
+    node: &Node,
+    host: &mut Socket,
+) -> Result<()> {
     refuse_parts(what, link, node, host)?;
     bpf::refuse(what, link)?;
     stacked::refuse(what, link, host)
@@ -206,12 +275,21 @@ pub fn refuse_parts(what: &str, link: &Link, node: &Node, host: &mut Socket) -> 
         return Err(needed("it is the loopback device".to_owned()));
     }
     if let Some(master) = link.master {
-        let name = link::by_index(host, rail_netlink::link::Index::new(master).unwrap_or(link.index))?;
+        let name = link::by_index(
+            host,
+            rail_netlink::link::Index::new(master).unwrap_or(link.index),
+        )?;
         let name = name.map_or_else(|| format!("index {master}"), |master| master.name);
         return Err(needed(format!("it is part of {name}")));
     }
-    if matches!(link.kind.as_deref(), Some("bridge" | "bond" | "team" | "openvswitch" | "vrf")) {
-        return Err(needed(format!("it is a {}", link.kind.as_deref().unwrap_or_default())));
+    if matches!(
+        link.kind.as_deref(),
+        Some("bridge" | "bond" | "team" | "openvswitch" | "vrf")
+    ) {
+        return Err(needed(format!(
+            "it is a {}",
+            link.kind.as_deref().unwrap_or_default()
+        )));
     }
     if let Some(upper) = sysfs::upper_devices(&node.sysfs_root, &link.name)?.first() {
         return Err(needed(format!("{upper} is stacked on it")));
@@ -219,7 +297,9 @@ pub fn refuse_parts(what: &str, link: &Link, node: &Node, host: &mut Socket) -> 
     if let Some(filter) = filter::on(host, link.index)? {
         let (name, kind) = (&link.name, &filter.kind);
         let hook = filter.hook;
-        return Err(needed(format!("it has a tc filter ({kind}): `tc filter show dev {name} {hook}`")));
+        return Err(needed(format!(
+            "it has a tc filter ({kind}): `tc filter show dev {name} {hook}`"
+        )));
     }
     Ok(())
 }
@@ -236,12 +316,30 @@ pub fn refuse_addresses(what: &str, link: &Link, host: &mut Socket) -> Result<()
     }
     let routes = route::through(host, link.index)?;
     let routes = || routes.iter().filter(|route| !is_of_the_kernel(route));
-    if let Some(route) = routes().find(|route| route.dst.prefix_len() == 0).or(routes().next()) {
-        let kind = if route.dst.prefix_len() == 0 { "default route" } else { "route" };
-        let (ip, name) = (if route.dst.addr().is_ipv4() { "ip" } else { "ip -6" }, &link.name);
-        let by_router = |gateway: IpAddr| matches!(gateway, IpAddr::V6(v6) if v6.is_unicast_link_local());
-        let accept_ra = devconf::read(host, link.index)?.get("ipv6/accept_ra").copied();
-        if route.gateway.is_some_and(by_router) && accept_ra.is_some_and(|accept_ra| accept_ra > 0) {
+    if let Some(route) = routes()
+        .find(|route| route.dst.prefix_len() == 0)
+        .or(routes().next())
+    {
+        let kind = if route.dst.prefix_len() == 0 {
+            "default route"
+        } else {
+            "route"
+        };
+        let (ip, name) = (
+            if route.dst.addr().is_ipv4() {
+                "ip"
+            } else {
+                "ip -6"
+            },
+            &link.name,
+        );
+        let by_router =
+            |gateway: IpAddr| matches!(gateway, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        let accept_ra = devconf::read(host, link.index)?
+            .get("ipv6/accept_ra")
+            .copied();
+        if route.gateway.is_some_and(by_router) && accept_ra.is_some_and(|accept_ra| accept_ra > 0)
+        {
             return Err(needed(format!(
                 "it carries the {kind} {route}, which router advertisements can bring: switch them off in the host's \
                  configuration, and now with `echo 0 >/proc/sys/net/ipv6/conf/{name}/accept_ra; ip -6 route del {route} dev \

@@ -1,6 +1,7 @@
-//! BPF programs on a netdev. They move with it into the pod and back, and see its packets in both places. A program of the
-//! host would drop a pod's packets: Cilium and Calico attach theirs to every device that matches their configuration. A
-//! program of a pod would drop, or read, those of the next pod.
+//! BPF programs on a netdev. They move with it into the pod and back, and see its packets in both
+//! places. A program of the host would drop a pod's packets: Cilium and Calico attach theirs to
+//! every device that matches their configuration. A program of a pod would drop, or read, those of
+//! the next pod.
 
 use anyhow::{Context as _, Result};
 use aya::programs::ProgramError;
@@ -13,8 +14,10 @@ use rail_netlink::link::Link;
 use rail_netlink::tunables;
 
 /// The hooks of tcx, with bpftool's names.
-const HOOKS: [(TcAttachType, &str); 2] =
-    [(TcAttachType::Ingress, "tcx_ingress"), (TcAttachType::Egress, "tcx_egress")];
+const HOOKS: [(TcAttachType, &str); 2] = [
+    (TcAttachType::Ingress, "tcx_ingress"),
+    (TcAttachType::Egress, "tcx_egress"),
+];
 
 /// Refuses a device with a program of the host.
 pub fn refuse(what: &str, link: &Link) -> Result<()> {
@@ -35,8 +38,8 @@ pub fn refuse(what: &str, link: &Link) -> Result<()> {
     Ok(())
 }
 
-/// Removes a pod's programs. Fails if one remains: a bpf_link holds it, or it is at tcx, where only its owner can remove
-/// it.
+/// Removes a pod's programs. Fails if one remains: a bpf_link holds it, or it is at tcx, where only
+/// its owner can remove it.
 pub fn remove(link: &Link, host: &mut Socket) -> Result<()> {
     if link.xdp {
         tunables::detach_xdp(host, link)?;
@@ -67,7 +70,8 @@ fn tcx_hook(name: &str) -> Result<Option<&'static str>> {
     Ok(None)
 }
 
-/// Fails unless the kernel cannot say: before Linux 6.6, without bpf(2), in a user namespace, or where a policy forbids it.
+/// Fails unless the kernel cannot say: before Linux 6.6, without bpf(2), in a user namespace, or
+/// where a policy forbids it.
 fn refuse_unless_unknown(error: ProgramError, name: &str) -> Result<()> {
     const UNKNOWN: [Errno; 4] = [Errno::EINVAL, Errno::ENOSYS, Errno::EPERM, Errno::EACCES];
     let error = match error {
@@ -75,7 +79,10 @@ fn refuse_unless_unknown(error: ProgramError, name: &str) -> Result<()> {
         ProgramError::TcError(TcError::NetlinkError { io_error }) => io_error,
         _ => std::io::Error::other("aya"),
     };
-    if error.raw_os_error().is_some_and(|errno| UNKNOWN.contains(&Errno::from_raw(errno))) {
+    if error
+        .raw_os_error()
+        .is_some_and(|errno| UNKNOWN.contains(&Errno::from_raw(errno)))
+    {
         return Ok(());
     }
     Err(error).with_context(|| format!("cannot list the BPF programs of {name}"))

@@ -32,8 +32,18 @@ pub fn gids_of(
     for address in addresses {
         let is_its = |entry: &&sysfs::Gid| entry.gid == as_gid(address) && entry.netdev == ifname;
         match entries.iter().find(is_its) {
-            Some(sysfs::Gid { device, port, index, .. }) => {
-                found.push(Gid { device: device.clone(), port: *port, index: *index, address });
+            Some(sysfs::Gid {
+                device,
+                port,
+                index,
+                ..
+            }) => {
+                found.push(Gid {
+                    device: device.clone(),
+                    port: *port,
+                    index: *index,
+                    address,
+                });
             }
             None => missing.push(address),
         }

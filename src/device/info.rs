@@ -1,9 +1,10 @@
-//! The device-info file of the Network Plumbing WG (device-info-spec 1.1.0): how a pod learns the PCI address
-//! and the RDMA devices of its interface.
+//! The device-info file of the Network Plumbing WG (device-info-spec 1.1.0): how a pod learns the
+//! PCI address and the RDMA devices of its interface.
 //!
-//! The runtime names the file, and Multus has already put the device plugin's there when ADD begins: that a
-//! file exists says nothing about whose it is. So ours names its attachment, in a key that readers pass over, and keeps
-//! what else the device plugin said of the device, such as `representor-device` and `vhost-net`.
+//! The runtime names the file, and Multus has already put the device plugin's there when ADD
+//! begins: that a file exists says nothing about whose it is. So ours names its attachment, in a
+//! key that readers pass over, and keeps what else the device plugin said of the device, such as
+//! `representor-device` and `vhost-net`.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -23,8 +24,8 @@ use crate::sysfs::DeviceId;
 /// Key of the owner.
 const OWNER: &str = "rail-cni";
 
-/// Refuses a file that belongs to another attachment, while nothing is changed. That of one which is not on record
-/// any more is stale.
+/// Refuses a file that belongs to another attachment, while nothing is changed. That of one which
+/// is not on record any more is stale.
 pub fn refuse(
     path: &Path,
     device: &Original,
@@ -32,11 +33,18 @@ pub fn refuse(
     is_on_record: impl FnOnce(&Attachment) -> Result<bool>,
 ) -> Result<()> {
     let (dir, name) = split(path)?;
-    let Some(dir) = existing(dir)? else { return Ok(()) };
-    let Some(whose) = in_the_way(&dir, name, device, attachment)? else { return Ok(()) };
+    let Some(dir) = existing(dir)? else {
+        return Ok(());
+    };
+    let Some(whose) = in_the_way(&dir, name, device, attachment)? else {
+        return Ok(());
+    };
     if let Whose::Of(other) = &whose {
         if !is_on_record(other)? {
-            log::warn!("{} {whose}, which is no longer on record: replacing it", path.display());
+            log::warn!(
+                "{} {whose}, which is no longer on record: replacing it",
+                path.display()
+            );
             return dir.remove(name);
         }
     }
@@ -86,10 +94,17 @@ pub fn write(
 
 /// What the file says of this device already, but for its RDMA devices, of which ADD knows more.
 fn described(dir: &Dir, name: &str, id: &str) -> Value {
-    let info: Value =
-        dir.read(name).ok().flatten().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+    let info: Value = dir
+        .read(name)
+        .ok()
+        .flatten()
+        .and_then(|text| serde_json::from_slice(&text).ok())
+        .unwrap_or_default();
     match info.get("pci").and_then(Value::as_object) {
-        Some(pci) if info["type"] == "pci" && pci.get("pci-address").and_then(Value::as_str) == Some(id) => {
+        Some(pci)
+            if info["type"] == "pci"
+                && pci.get("pci-address").and_then(Value::as_str) == Some(id) =>
+        {
             let mut pci = pci.clone();
             pci.remove("rdma-device");
             Value::Object(pci)
@@ -98,10 +113,13 @@ fn described(dir: &Dir, name: &str, id: &str) -> Value {
     }
 }
 
-/// Removes it, and what a killed ADD left half-written. One that belongs to another attachment is left there.
+/// Removes it, and what a killed ADD left half-written. One that belongs to another attachment is
+/// left there.
 pub fn remove(path: &Path, original: &Original, attachment: &Attachment) -> Result<()> {
     let (dir, name) = split(path)?;
-    let Some(dir) = existing(dir)? else { return Ok(()) };
+    let Some(dir) = existing(dir)? else {
+        return Ok(());
+    };
     match of_another(&dir, name, original, attachment) {
         Ok(None) => {
             dir.discard(name);
@@ -142,7 +160,12 @@ impl fmt::Display for Whose {
 }
 
 /// Whose the file is that ADD would replace. A link is replaced, wherever it leads.
-fn in_the_way(dir: &Dir, name: &str, original: &Original, attachment: &Attachment) -> Result<Option<Whose>> {
+fn in_the_way(
+    dir: &Dir,
+    name: &str,
+    original: &Original,
+    attachment: &Attachment,
+) -> Result<Option<Whose>> {
     of_another(dir, name, original, attachment).or_else(|error| match errno_of(&error) {
         Some(Errno::ELOOP) => Ok(None),
         _ => Err(error),
@@ -159,43 +182,72 @@ fn refusal(dir: &Dir, name: &str, whose: &Whose) -> anyhow::Error {
 }
 
 /// Whose the file is, if it is another's. A file that is not JSON has no owner.
-fn of_another(dir: &Dir, name: &str, original: &Original, attachment: &Attachment) -> Result<Option<Whose>> {
-    let Some(content) = dir.read(name)? else { return Ok(None) };
+fn of_another(
+    dir: &Dir,
+    name: &str,
+    original: &Original,
+    attachment: &Attachment,
+) -> Result<Option<Whose>> {
+    let Some(content) = dir.read(name)? else {
+        return Ok(None);
+    };
     let info: Value = serde_json::from_slice(&content).unwrap_or_default();
     if let Some(named) = info.get(OWNER) {
-        let text = |key: &str| named.get(key).and_then(Value::as_str).unwrap_or("?").to_owned();
+        let text = |key: &str| {
+            named
+                .get(key)
+                .and_then(Value::as_str)
+                .unwrap_or("?")
+                .to_owned()
+        };
         // As the version before named one of the RDMA device alone.
         let ifname = text("ifname").trim_end_matches(" (rdma)").to_owned();
-        let named = Attachment { container_id: text("containerID"), ifname };
+        let named = Attachment {
+            container_id: text("containerID"),
+            ifname,
+        };
         return Ok((named != *attachment).then_some(Whose::Of(named)));
     }
-    let described =
-        ["/pci/pci-address", "/vdpa/pci-address"].iter().find_map(|path| info.pointer(path)?.as_str());
-    let other =
-        described.filter(|id| original.pci_id.as_deref() != Some(*id) && original.pf.as_deref() != Some(*id));
+    let described = ["/pci/pci-address", "/vdpa/pci-address"]
+        .iter()
+        .find_map(|path| info.pointer(path)?.as_str());
+    let other = described.filter(|id| {
+        original.pci_id.as_deref() != Some(*id) && original.pf.as_deref() != Some(*id)
+    });
     let of_other_type = || {
-        let of_type =
-            info.get("type").and_then(Value::as_str).filter(|of_type| !matches!(*of_type, "pci" | "vdpa"));
+        let of_type = info
+            .get("type")
+            .and_then(Value::as_str)
+            .filter(|of_type| !matches!(*of_type, "pci" | "vdpa"));
         of_type.map(|of_type| format!("a device of the type {of_type}"))
     };
-    Ok(other.map(str::to_owned).or_else(of_other_type).map(Whose::About))
+    Ok(other
+        .map(str::to_owned)
+        .or_else(of_other_type)
+        .map(Whose::About))
 }
 
 /// The folder, if it is there.
 fn existing(dir: &Path) -> Result<Option<Dir>> {
     match Dir::open(dir) {
         Ok(dir) => Ok(Some(dir)),
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
         Err(error) => Err(error).with_context(|| format!("cannot open {}", dir.display())),
     }
 }
 
 fn errno_of(error: &anyhow::Error) -> Option<Errno> {
-    let error = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>())?;
+    let error = error
+        .chain()
+        .find_map(|cause| cause.downcast_ref::<io::Error>())?;
     error.raw_os_error().map(Errno::from_raw)
 }
 
 fn split(path: &Path) -> Result<(&Path, &str)> {
     let name = path.file_name().and_then(|name| name.to_str());
-    path.parent().zip(name).with_context(|| format!("{} names no file", path.display()))
+    path.parent()
+        .zip(name)
+        .with_context(|| format!("{} names no file", path.display()))
 }

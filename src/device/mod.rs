@@ -1,4 +1,5 @@
-//! The devices of the host: which one a network means, whether the host can do without it, and what a pod can change of it.
+//! The devices of the host: which one a network means, whether the host can do without it, and what
+//! a pod can change of it.
 
 pub mod alias;
 pub mod allowed;
@@ -61,7 +62,11 @@ impl Device {
 
     /// Whether it is a PF with VFs.
     pub fn has_vfs(&self) -> bool {
-        self.kind.is_none() && self.function.as_ref().is_some_and(|function| function.vf_count() > 0)
+        self.kind.is_none()
+            && self
+                .function
+                .as_ref()
+                .is_some_and(|function| function.vf_count() > 0)
     }
 
     /// Has its PF RDMA devices? Then it should have one as well.
@@ -72,8 +77,17 @@ impl Device {
     }
 
     fn judged(&self) -> Judged<'_> {
-        let (function, pf, kind) = (self.function.as_ref(), self.pf.as_ref(), self.kind.as_deref());
-        Judged { what: self.describe(), function, pf, kind }
+        let (function, pf, kind) = (
+            self.function.as_ref(),
+            self.pf.as_ref(),
+            self.kind.as_deref(),
+        );
+        Judged {
+            what: self.describe(),
+            function,
+            pf,
+            kind,
+        }
     }
 
     /// What it is on its bus.
@@ -83,7 +97,9 @@ impl Device {
 
     /// Names of its RDMA devices, those that the host sees.
     pub fn rdma_devices(&self) -> Result<Vec<String>> {
-        self.function.as_ref().map_or_else(|| Ok(Vec::new()), Function::list_rdma_devices)
+        self.function
+            .as_ref()
+            .map_or_else(|| Ok(Vec::new()), Function::list_rdma_devices)
     }
 }
 
@@ -91,16 +107,24 @@ impl Device {
 pub fn without_netdev(function: Function, node: &Node) -> Result<Device> {
     let pf = function.pf(&node.sysfs_root)?;
     let original = original(&node.sysfs_root, Some(&function), pf.as_ref(), None)?;
-    Ok(Device { pf, function: Some(function), original, kind: None })
+    Ok(Device {
+        pf,
+        function: Some(function),
+        original,
+        kind: None,
+    })
 }
 
-/// The function whose netdev the pod has as `ifname`. No other may be meant: a network that could choose its device would
-/// take another pod's.
+/// The function whose netdev the pod has as `ifname`. No other may be meant: a network that could
+/// choose its device would take another pod's.
 pub fn behind(ifname: &str, netns: &Netns, conf: &NetConf, node: &Node) -> Result<Function> {
     let mounted = netns.run(Mounted::here)?;
     let root = mounted.path();
     let id = sysfs::device_of(&root, ifname);
-    let in_pod = id.map(|id| Function::find(&root, &id)).transpose()?.flatten();
+    let in_pod = id
+        .map(|id| Function::find(&root, &id))
+        .transpose()?
+        .flatten();
     let in_pod = in_pod.filter(|function| function.has_port(&root, ifname).unwrap_or(false));
     let Some(in_pod) = in_pod else {
         let what = if root.join("class/net").join(ifname).exists() {
@@ -113,7 +137,12 @@ pub fn behind(ifname: &str, netns: &Netns, conf: &NetConf, node: &Node) -> Resul
             "mode rdma: {ifname} {what} in the pod: has a plugin before this one attached a VF?"
         );
     };
-    if let Some(id) = conf.selector.id.as_ref().filter(|id| id.as_str() != in_pod.id) {
+    if let Some(id) = conf
+        .selector
+        .id
+        .as_ref()
+        .filter(|id| id.as_str() != in_pod.id)
+    {
         fail!(
             InvalidConfig,
             "deviceID: the network names {}, but {ifname} in the pod is {}: check the plugin before this one",
@@ -129,7 +158,9 @@ pub fn behind(ifname: &str, netns: &Netns, conf: &NetConf, node: &Node) -> Resul
             in_pod.id
         );
     }
-    host.exists().then_some(host).ok_or_else(|| failure!(TryAgain, "the host has no device {}", in_pod.id))
+    host.exists()
+        .then_some(host)
+        .ok_or_else(|| failure!(TryAgain, "the host has no device {}", in_pod.id))
 }
 
 /// The device that `selector` means, if it is on the host now.
@@ -142,12 +173,18 @@ pub fn find(selector: &Selector, node: &Node, host: &mut Socket) -> Result<Optio
     if let Some(function) = function.as_ref().filter(|function| function.is_userspace()) {
         return without_netdev(function.clone(), node).map(Some);
     }
-    let Some(link) = find_link(selector, function.as_ref(), sysfs, host)? else { return Ok(None) };
+    let Some(link) = find_link(selector, function.as_ref(), sysfs, host)? else {
+        return Ok(None);
+    };
     let function = match function {
         Some(function) => Some(function),
         None => Function::of_netdev(sysfs, &link.name)?,
     };
-    let pf = function.as_ref().map(|function| function.pf(sysfs)).transpose()?.flatten();
+    let pf = function
+        .as_ref()
+        .map(|function| function.pf(sysfs))
+        .transpose()?
+        .flatten();
     let kind = kind(sysfs, function.as_ref(), &link)?;
     Ok(Some(Device {
         original: original(sysfs, function.as_ref(), pf.as_ref(), Some(link))?,
@@ -159,7 +196,8 @@ pub fn find(selector: &Selector, node: &Node, host: &mut Socket) -> Result<Optio
 
 /// Is the function with this id there, but without a driver?
 pub fn is_unbound(id: &DeviceId, node: &Node) -> bool {
-    Function::find(&node.sysfs_root, id).is_ok_and(|found| found.is_some_and(|one| one.driver().is_none()))
+    Function::find(&node.sysfs_root, id)
+        .is_ok_and(|found| found.is_some_and(|one| one.driver().is_none()))
 }
 
 fn find_function(sysfs: &Path, id: &DeviceId) -> Result<Function> {
@@ -192,21 +230,33 @@ fn find_link(
         candidates.push((format!("device {name}"), link::by_any_name(host, name)?));
     }
     if let Some(mac) = &selector.hwaddr {
-        let mut links = link::all(host)?.into_iter().filter(|link| link.mac == *mac && !link.loopback);
+        let mut links = link::all(host)?
+            .into_iter()
+            .filter(|link| link.mac == *mac && !link.loopback);
         let found = links.next();
         // VLANs and macvlans have the MAC of what they are on.
         if let (Some(one), Some(other)) = (&found, links.next()) {
-            fail!(InvalidConfig, "hwaddr {mac} belongs to both {} and {}", one.name, other.name);
+            fail!(
+                InvalidConfig,
+                "hwaddr {mac} belongs to both {} and {}",
+                one.name,
+                other.name
+            );
         }
         candidates.push((format!("hwaddr {mac}"), found));
     }
     if let Some(path) = &selector.kernelpath {
         let name = sysfs::netdev_at(sysfs, path)?;
-        let link = name.map(|name| link::by_name(host, &name)).transpose()?.flatten();
+        let link = name
+            .map(|name| link::by_name(host, &name))
+            .transpose()?
+            .flatten();
         candidates.push((format!("kernelpath {path}"), link));
     }
     let mut candidates = candidates.into_iter();
-    let Some((first, link)) = candidates.next() else { return Ok(None) };
+    let Some((first, link)) = candidates.next() else {
+        return Ok(None);
+    };
     for (other, candidate) in candidates {
         if let (Some(link), Some(candidate)) = (&link, &candidate) {
             if link.index != candidate.index {
@@ -244,11 +294,20 @@ fn original(
     pf: Option<&Pf>,
     link: Option<Link>,
 ) -> Result<Original> {
-    let netdevs = function.map(Function::netdevs).transpose()?.unwrap_or_default();
+    let netdevs = function
+        .map(Function::netdevs)
+        .transpose()?
+        .unwrap_or_default();
     let name = link.as_ref().map(|link| link.name.clone());
-    let number = netdevs.iter().position(|netdev| Some(netdev) == name.as_ref());
-    let port = name.as_ref().filter(|_| number.is_some()).and_then(|name| sysfs::port_of(sysfs, name));
-    // Only one netdev goes by the address of its function. The first that is left on the host may not be it.
+    let number = netdevs
+        .iter()
+        .position(|netdev| Some(netdev) == name.as_ref());
+    let port = name
+        .as_ref()
+        .filter(|_| number.is_some())
+        .and_then(|name| sysfs::port_of(sysfs, name));
+    // Only one netdev goes by the address of its function. The first that is left on the host may
+    // not be it.
     let id = match (function, &name, port.unwrap_or(0)) {
         (Some(function), None, _) => Some(function.id.clone()),
         (Some(function), Some(_), 0) if number == Some(0) => Some(function.id.clone()),

@@ -10,8 +10,8 @@ use rail_netlink::link::Link;
 /// A device and what it was before ADD.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Original {
-    /// Unique on the node: PCI address or auxiliary name, of further ports with `-port1`; or the name of a netdev
-    /// that is no function's.
+    /// Unique on the node: PCI address or auxiliary name, of further ports with `-port1`; or the
+    /// name of a netdev that is no function's.
     pub id: String,
     /// PCI address or auxiliary name, where it has one.
     #[serde(rename = "pciID", default, skip_serializing_if = "Option::is_none")]
@@ -34,18 +34,26 @@ impl Original {
     /// Its function in the sysfs of the host; `None` where it has none, or that is gone.
     pub fn function(&self, node: &Node) -> Result<Option<Function>> {
         let id = self.pci_id.as_deref().and_then(DeviceId::parse);
-        Ok(id.map(|id| Function::find(&node.sysfs_root, &id)).transpose()?.flatten())
+        Ok(id
+            .map(|id| Function::find(&node.sysfs_root, &id))
+            .transpose()?
+            .flatten())
     }
 
     /// Is it the function with this PCI address or auxiliary name, by whichever port?
     pub fn is_of(&self, function: &str) -> bool {
-        self.id.strip_prefix(function).is_some_and(|rest| rest.is_empty() || rest.starts_with("-port"))
+        self.id
+            .strip_prefix(function)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with("-port"))
     }
 
-    /// Is it the PF that a row of node.json names, by its PCI address or by the name that its netdev has on the host?
+    /// Is it the PF that a row of node.json names, by its PCI address or by the name that its
+    /// netdev has on the host?
     pub fn is_pf(&self, pf: &str) -> bool {
         let is_its = |link: &Link| link.name == pf || link.altnames.iter().any(|name| name == pf);
-        self.pci_id.as_ref().is_some_and(|id| id.eq_ignore_ascii_case(pf))
+        self.pci_id
+            .as_ref()
+            .is_some_and(|id| id.eq_ignore_ascii_case(pf))
             || self.link.as_ref().is_some_and(is_its)
     }
 }

@@ -18,19 +18,38 @@ use rail_netlink::vf::{self, Report};
 const IN_RESET: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The PF's netdev, under whatever name it has by now; `None` when the PF is gone, and its VFs with it.
+/// The PF's netdev, under whatever name it has by now; `None` when the PF is gone, and its VFs with
+/// it.
 pub fn link(pf: &str, number: u32, node: &Node, host: &mut Socket) -> Result<Option<Link>> {
-    let Some(id) = DeviceId::parse(pf) else { return Ok(None) };
-    let Some(function) = Function::find(&node.sysfs_root, &id)? else { return Ok(None) };
-    let link = function.netdev()?.map(|name| link::by_name(host, &name)).transpose()?.flatten();
+    let Some(id) = DeviceId::parse(pf) else {
+        return Ok(None);
+    };
+    let Some(function) = Function::find(&node.sysfs_root, &id)? else {
+        return Ok(None);
+    };
+    let link = function
+        .netdev()?
+        .map(|name| link::by_name(host, &name))
+        .transpose()?
+        .flatten();
     if link.is_none() {
-        fail!(Internal, "the PF {pf} has no netdev on the host, so nothing can be set for its VF {number}");
+        fail!(
+            Internal,
+            "the PF {pf} has no netdev on the host, so nothing can be set for its VF {number}"
+        );
     }
     Ok(link)
 }
 
-/// What the PF reports of its VF, once the VF is no longer being reset. Fails if the PF says nothing of a VF that it has.
-pub fn report(pf: &Link, address: &str, number: u32, node: &Node, host: &mut Socket) -> Result<Report> {
+/// What the PF reports of its VF, once the VF is no longer being reset. Fails if the PF says
+/// nothing of a VF that it has.
+pub fn report(
+    pf: &Link,
+    address: &str,
+    number: u32,
+    node: &Node,
+    host: &mut Socket,
+) -> Result<Report> {
     let begun = Instant::now();
     loop {
         let report = report_now(pf, address, number, node, host)?;
@@ -50,8 +69,16 @@ pub fn report(pf: &Link, address: &str, number: u32, node: &Node, host: &mut Soc
 }
 
 /// The same, without patience: [`Report::Silent`] means that there is such a VF.
-pub fn report_now(pf: &Link, address: &str, number: u32, node: &Node, host: &mut Socket) -> Result<Report> {
-    let virtfn = node.sysfs_root.join(format!("bus/pci/devices/{address}/virtfn{number}"));
+pub fn report_now(
+    pf: &Link,
+    address: &str,
+    number: u32,
+    node: &Node,
+    host: &mut Socket,
+) -> Result<Report> {
+    let virtfn = node
+        .sysfs_root
+        .join(format!("bus/pci/devices/{address}/virtfn{number}"));
     Ok(match vf::state(host, pf.index, number)? {
         Report::Silent if !virtfn.exists() => Report::NoSuchVf,
         report => report,
@@ -60,13 +87,25 @@ pub fn report_now(pf: &Link, address: &str, number: u32, node: &Node, host: &mut
 
 /// The MAC that the PF prescribes to a VF whose driver is in user space: only the PF knows it.
 pub fn prescribed_mac(device: &Device, host: &mut Socket) -> Result<Option<String>> {
-    let Some((number, pf)) = device.vf() else { return Ok(None) };
-    let link = pf.netdev.as_ref().map(|name| link::by_name(host, name)).transpose()?.flatten();
-    let state = match link.map(|link| vf::state(host, link.index, number)).transpose()? {
+    let Some((number, pf)) = device.vf() else {
+        return Ok(None);
+    };
+    let link = pf
+        .netdev
+        .as_ref()
+        .map(|name| link::by_name(host, name))
+        .transpose()?
+        .flatten();
+    let state = match link
+        .map(|link| vf::state(host, link.index, number))
+        .transpose()?
+    {
         Some(Report::Known(state)) => state,
         _ => return Ok(None),
     };
-    Ok(state.mac.filter(|mac| mac.bytes().any(|byte| !b"0:".contains(&byte))))
+    Ok(state
+        .mac
+        .filter(|mac| mac.bytes().any(|byte| !b"0:".contains(&byte))))
 }
 
 /// The speed of the PF's link in Mbit/s, while it is up.

@@ -1,7 +1,9 @@
-//! The settings that a pod with CAP_NET_ADMIN can change on its rail, beside name, MTU, MAC, and what the move to the
-//! host ends: ADD records them and DEL restores them, because the next pod must inherit nothing.
+//! The settings that a pod with CAP_NET_ADMIN can change on its rail, beside name, MTU, MAC, and
+//! what the move to the host ends: ADD records them and DEL restores them, because the next pod
+//! must inherit nothing.
 //!
-//! N-tuple filters, further RSS contexts and time stamping are missing: neither netlink nor sysfs can restore them.
+//! N-tuple filters, further RSS contexts and time stamping are missing: neither netlink nor sysfs
+//! can restore them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,8 +23,8 @@ use rail_netlink::{Socket, tunables};
 const ROUNDS: u32 = 2;
 /// Files of the whole device, below class/net/NAME.
 const FILES: [&str; 3] = ["gro_flush_timeout", "napi_defer_hard_irqs", "threaded"];
-/// Files of each queue, with the value that a driver leaves there. Only other values are recorded: a VF can have 64
-/// queues.
+/// Files of each queue, with the value that a driver leaves there. Only other values are recorded:
+/// a VF can have 64 queues.
 const RX_FILES: [(&str, &str); 2] = [("rps_cpus", "0"), ("rps_flow_cnt", "0")];
 const TX_FILES: [(&str, &str); 6] = [
     ("xps_cpus", "0"),
@@ -34,8 +36,8 @@ const TX_FILES: [(&str, &str); 6] = [
     ("byte_queue_limits/hold_time", "1000"),
 ];
 
-/// Settings by name: `txqueuelen`, `rings rx`, `queues/tx-0/tx_maxrate`. One that is missing is not reported by
-/// kernel or driver.
+/// Settings by name: `txqueuelen`, `rings rx`, `queues/tx-0/tx_maxrate`. One that is missing is not
+/// reported by kernel or driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Settings(BTreeMap<String, String>);
@@ -61,13 +63,17 @@ impl Settings {
         if let Some(mut ethtool) = open() {
             all.extend(or_none(of_ethtool(link, &mut ethtool)));
         }
-        for file in of_files(&folder(sysfs, link)).into_iter().filter(|file| !file.is_default()) {
+        for file in of_files(&folder(sysfs, link))
+            .into_iter()
+            .filter(|file| !file.is_default())
+        {
             all.insert(file.name, file.now);
         }
         Settings(all)
     }
 
-    /// Restores the settings of `link`, which is on the host and down. Settings that have not changed are not touched.
+    /// Restores the settings of `link`, which is on the host and down. Settings that have not
+    /// changed are not touched.
     pub fn restore(&self, link: &Link, sysfs: &Path, host: &mut Socket) -> Vec<Result<()>> {
         let mut done = self.restore_link(link, host);
         if let Some(mut ethtool) = open() {
@@ -82,9 +88,13 @@ impl Settings {
             Ok(now) => now,
             Err(error) => return vec![Err(error)],
         };
-        let changed = now.iter().filter(|(name, value)| self.0.get(*name) != Some(value));
+        let changed = now
+            .iter()
+            .filter(|(name, value)| self.0.get(*name) != Some(value));
         let restore = |(name, now): (&String, &String)| match self.0.get(name) {
-            None if is_of_rail(name, now) => tunables::set(host, link, name, &|_| Some(String::new())),
+            None if is_of_rail(name, now) => {
+                tunables::set(host, link, name, &|_| Some(String::new()))
+            }
             // It was not reported at ADD.
             None => Ok(()),
             Some(_) => {
@@ -117,13 +127,20 @@ impl Settings {
     }
 
     /// The settings of `group` that must be restored: name, recorded value, present value.
-    fn changed<'a>(&'a self, group: &Group, now: &'a BTreeMap<String, String>) -> Vec<ethtool::Change<'a>> {
+    fn changed<'a>(
+        &'a self,
+        group: &Group,
+        now: &'a BTreeMap<String, String>,
+    ) -> Vec<ethtool::Change<'a>> {
         let prefix = format!("{} ", group.name);
-        let of_group =
-            now.iter().filter_map(|(key, now)| Some((key.strip_prefix(&prefix)?, self.0.get(key)?, now)));
+        let of_group = now
+            .iter()
+            .filter_map(|(key, now)| Some((key.strip_prefix(&prefix)?, self.0.get(key)?, now)));
         let is_on = |name: &str| {
             let key = format!("{prefix}{name}");
-            [&self.0, now].iter().all(|all| all.get(&key).is_some_and(|value| value == "1"))
+            [&self.0, now]
+                .iter()
+                .all(|all| all.get(&key).is_some_and(|value| value == "1"))
         };
         let mut changed: Vec<_> = of_group
             .filter(|(_, was, now)| was != now)
@@ -136,24 +153,30 @@ impl Settings {
                 "tx-usecs" | "tx-frames" => !is_on("adaptive-tx"),
                 _ => true,
             }),
-            // They follow the cable while they are negotiated, and are unknown (all bits set) without a carrier.
+            // They follow the cable while they are negotiated, and are unknown (all bits set)
+            // without a carrier.
             "link modes" => {
-                let is_unknown =
-                    |value: &str| [u32::MAX.to_string(), u8::MAX.to_string()].contains(&value.to_owned());
-                let is_forced = self.0.get("link modes autoneg").is_some_and(|autoneg| autoneg == "0");
+                let is_unknown = |value: &str| {
+                    [u32::MAX.to_string(), u8::MAX.to_string()].contains(&value.to_owned())
+                };
+                let is_forced = self
+                    .0
+                    .get("link modes autoneg")
+                    .is_some_and(|autoneg| autoneg == "0");
                 changed.retain(|(name, was, now)| {
-                    !["speed", "duplex"].contains(name) || (is_forced && !is_unknown(was) && !is_unknown(now))
+                    !["speed", "duplex"].contains(name)
+                        || (is_forced && !is_unknown(was) && !is_unknown(now))
                 });
             }
             // No modes at all is how a driver begins, and cannot be asked for (ethnl_set_fec).
-            "fec" => {
-                changed.retain(|(name, was, _)| *name != "modes" || was.bytes().any(|byte| byte != b'0'))
-            }
-            // bnxt_en tells zeros while its link is down (bnxt_get_rxfh), and some of its versions choose a new key each time it
-            // comes up.
+            "fec" => changed
+                .retain(|(name, was, _)| *name != "modes" || was.bytes().any(|byte| byte != b'0')),
+            // bnxt_en tells zeros while its link is down (bnxt_get_rxfh), and some of its versions
+            // choose a new key each time it comes up.
             "rss" => {
                 let is_told = |all: &BTreeMap<String, String>| {
-                    all.get("rss hkey").is_none_or(|key| key.bytes().any(|byte| byte != b'0'))
+                    all.get("rss hkey")
+                        .is_none_or(|key| key.bytes().any(|byte| byte != b'0'))
                 };
                 if !is_told(&self.0) || !is_told(now) {
                     changed.clear();
@@ -185,8 +208,8 @@ impl Settings {
 
 fn write(path: &Path, value: &str, link: &Link, host: &mut Socket) -> Result<()> {
     match fs::write(path, value) {
-        // `threaded` can only be set on a link that is up, if its driver removes its NAPI instances with the link
-        // (mlx5; modify_napi_threaded).
+        // `threaded` can only be set on a link that is up, if its driver removes its NAPI instances
+        // with the link (mlx5; modify_napi_threaded).
         Err(error) if error.raw_os_error() == Some(Errno::EOPNOTSUPP as i32) => {
             link::set_up(host, link)?;
             let written = fs::write(path, value);
@@ -209,9 +232,10 @@ fn restore_group(
     };
     // Netlink sets it since Linux 6.17, the older interface since long ago.
     if group.name == "rss" {
-        return Err(
-            refused.context(format!("RSS of {} was changed: `ethtool -X {} default`", link.name, link.name))
-        );
+        return Err(refused.context(format!(
+            "RSS of {} was changed: `ethtool -X {} default`",
+            link.name, link.name
+        )));
     }
     log::debug!("{refused:#}");
     Ok(())
@@ -262,7 +286,8 @@ impl File {
     fn is_default(&self) -> bool {
         // Masks are as long as the machine has CPUs: `0000,00000000`.
         self.default.is_some_and(|default| {
-            self.now == default || (default == "0" && self.now.bytes().all(|byte| b"0,".contains(&byte)))
+            self.now == default
+                || (default == "0" && self.now.bytes().all(|byte| b"0,".contains(&byte)))
         })
     }
 }
@@ -277,9 +302,17 @@ fn of_files(folder: &Path) -> Vec<File> {
     for name in FILES {
         add(name.to_owned(), None);
     }
-    for queue in fs::read_dir(folder.join("queues")).into_iter().flatten().flatten() {
+    for queue in fs::read_dir(folder.join("queues"))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
         let queue = queue.file_name().to_string_lossy().into_owned();
-        let files: &[(&str, &str)] = if queue.starts_with("rx-") { &RX_FILES } else { &TX_FILES };
+        let files: &[(&str, &str)] = if queue.starts_with("rx-") {
+            &RX_FILES
+        } else {
+            &TX_FILES
+        };
         for (file, default) in files {
             add(format!("queues/{queue}/{file}"), Some(*default));
         }
@@ -291,7 +324,12 @@ fn of_files(folder: &Path) -> Vec<File> {
 pub fn read(path: &Path) -> Option<String> {
     let mut page = [0; 4096];
     let length = fs::File::open(path).ok()?.read(&mut page).ok()?;
-    Some(std::str::from_utf8(page.get(..length)?).ok()?.trim().to_owned())
+    Some(
+        std::str::from_utf8(page.get(..length)?)
+            .ok()?
+            .trim()
+            .to_owned(),
+    )
 }
 
 #[cfg(test)]
@@ -308,8 +346,14 @@ mod tests {
         };
         let group = GROUPS.iter().find(|group| group.name == "rss").unwrap();
         let changed = |was, now| Settings(was).changed(group, &now).len();
-        assert_eq!(changed(rss("0a0b", "equal 8/128"), rss("0a0c", "equal 4/128")), 2);
-        assert_eq!(changed(rss("0a0b", "equal 8/128"), rss("0a0b", "equal 4/128")), 1);
+        assert_eq!(
+            changed(rss("0a0b", "equal 8/128"), rss("0a0c", "equal 4/128")),
+            2
+        );
+        assert_eq!(
+            changed(rss("0a0b", "equal 8/128"), rss("0a0b", "equal 4/128")),
+            1
+        );
         assert_eq!(changed(rss("0a0b", "equal 8/128"), rss("0000", "00")), 0);
         assert_eq!(changed(rss("0000", "00"), rss("0a0b", "equal 8/128")), 0);
     }

@@ -1,11 +1,13 @@
-//! Links in other namespaces that are stacked on a device of the host: a pod's macvlan would be on the wire of the
-//! device's next pod. sysfs shows only links in the device's own namespace (netdev_adjacent_sysfs_add). Whether any link
-//! takes the device's frames the kernel tells ([`rail_netlink::stacked::receiver`]), wherever that is hidden. Which it is,
-//! no request tells: the namespaces are searched for it, only then.
+//! Links in other namespaces that are stacked on a device of the host: a pod's macvlan would be on
+//! the wire of the device's next pod. sysfs shows only links in the device's own namespace
+//! (netdev_adjacent_sysfs_add). Whether any link takes the device's frames the kernel tells
+//! ([`rail_netlink::stacked::receiver`]), wherever that is hidden. Which it is, no request tells:
+//! the namespaces are searched for it, only then.
 //!
-//! A VLAN takes no frames but those with its tag, and is not told: each of its 8,190 possible ones has to be asked for
-//! ([`rail_netlink::stacked::vlan`]). A pod's end does so, and an ADD of a device that is up, which a VLAN in use needs. An
-//! ADD of any other asks for those alone that lead into the network without VLANs.
+//! A VLAN takes no frames but those with its tag, and is not told: each of its 8,190 possible ones
+//! has to be asked for ([`rail_netlink::stacked::vlan`]). A pod's end does so, and an ADD of a
+//! device that is up, which a VLAN in use needs. An ADD of any other asks for those alone that lead
+//! into the network without VLANs.
 
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
@@ -26,42 +28,62 @@ const VLANS: &str = "/proc/net/vlan";
 
 /// Which part of the call's time the question for VLANs has.
 const PART: u32 = 18;
-/// The same of a search through the namespaces: a pod waits for its start, and its end, or a person, can wait longer. Pods
-/// can make any number of namespaces.
+/// The same of a search through the namespaces: a pod waits for its start, and its end, or a
+/// person, can wait longer. Pods can make any number of namespaces.
 const SEARCH: u32 = 180;
 const LONG_SEARCH: u32 = 36;
 
-/// Refuses a device on which a link of another namespace is stacked. One that takes its frames and is not found refuses the
-/// move into the pod, when nobody can make another: see [`crate::attach::steps::moved`].
+/// Refuses a device on which a link of another namespace is stacked. One that takes its frames and
+/// is not found refuses the move into the pod, when nobody can make another: see
+/// [`crate::attach::steps::moved`].
 pub fn refuse(what: &str, link: &Link, host: &mut Socket) -> Result<()> {
     let receiver = receiver(link, vlans_in_use(link.up), host)?;
-    let Some(which) = where_to_look(receiver, link.up) else { return Ok(()) };
+    let Some(which) = where_to_look(receiver, link.up) else {
+        return Ok(());
+    };
     let mut found = None;
     let seen = look(link, which, SEARCH, |_, uppers, path| {
-        found = uppers.into_iter().next().map(|upper| (upper, path.to_owned()));
+        found = uppers
+            .into_iter()
+            .next()
+            .map(|upper| (upper, path.to_owned()));
         Ok(ControlFlow::Break(Seen::All))
     })?;
     if let Some((upper, netns)) = found {
         let (name, kind, netns) = (upper.name, upper.kind, netns.display());
-        fail!(InvalidConfig, "{what} is in use: {name} ({kind}) is stacked on it, in the namespace {netns}");
+        fail!(
+            InvalidConfig,
+            "{what} is in use: {name} ({kind}) is stacked on it, in the namespace {netns}"
+        );
     }
     if receiver == Receiver::Somebody {
         log::warn!("{what}: its frames go to a namespace that cannot be found");
     } else if seen == Seen::Part {
-        log::warn!("{what}: the search for links stacked on it ended before every namespace was examined");
+        log::warn!(
+            "{what}: the search for links stacked on it ended before every namespace was examined"
+        );
     }
     Ok(())
 }
 
-/// Removes the links that a pod stacked on `link` in whatever namespace, so that the next pod neither shares its rail
-/// with them nor is refused because of them. A pod's end may wait for a search through every process of the node. Fails
-/// where one is left, or may be.
+/// Removes the links that a pod stacked on `link` in whatever namespace, so that the next pod
+/// neither shares its rail with them nor is refused because of them. A pod's end may wait for a
+/// search through every process of the node. Fails where one is left, or may be.
 pub fn remove_elsewhere(link: &Link, host: &mut Socket) -> Result<()> {
-    let Some(which) = where_to_look(receiver(link, stacked::VLANS, host)?, true) else { return Ok(()) };
+    let Some(which) = where_to_look(receiver(link, stacked::VLANS, host)?, true) else {
+        return Ok(());
+    };
     let seen = look(link, which, LONG_SEARCH, |socket, uppers, path| {
-        let names: Vec<_> = uppers.iter().map(|upper| &*upper.name).take(SHOWN).collect();
+        let names: Vec<_> = uppers
+            .iter()
+            .map(|upper| &*upper.name)
+            .take(SHOWN)
+            .collect();
         let (name, count, path) = (&link.name, uppers.len(), path.display());
-        log::warn!("removing {count} links that {path} has stacked on {name}: {}", names.join(", "));
+        log::warn!(
+            "removing {count} links that {path} has stacked on {name}: {}",
+            names.join(", ")
+        );
         let indices: Vec<_> = uppers.iter().map(|upper| upper.index).collect();
         stacked::remove(socket, &indices)?;
         Ok(ControlFlow::Continue(()))
@@ -83,7 +105,8 @@ pub fn remove_elsewhere(link: &Link, host: &mut Socket) -> Result<()> {
     }
 }
 
-/// Which namespaces may have a link that is stacked on a device; `None` where it is certain that none has.
+/// Which namespaces may have a link that is stacked on a device; `None` where it is certain that
+/// none has.
 fn where_to_look(receiver: Receiver, may_carry_vlans: bool) -> Option<Which> {
     match receiver {
         Receiver::Somebody => Some(Which::Kept),
@@ -93,8 +116,8 @@ fn where_to_look(receiver: Receiver, may_carry_vlans: bool) -> Option<Which> {
     }
 }
 
-/// What takes the frames of a device whose use is about to begin: nobody outside of the pod can come to do so any more.
-/// `was_up`: on the host.
+/// What takes the frames of a device whose use is about to begin: nobody outside of the pod can
+/// come to do so any more. `was_up`: on the host.
 pub fn receiver_in_pod(link: &Link, was_up: bool, pod: &mut Socket) -> Result<Receiver> {
     receiver(link, vlans_in_use(was_up), pod)
 }
@@ -113,9 +136,17 @@ fn receiver(link: &Link, vlans: Range<u16>, socket: &mut Socket) -> Result<Recei
     }
     let deadline = Instant::now() + watchdog::part(PART);
     let Some(tagged) = stacked::vlan(socket, link, vlans, deadline)? else {
-        fail!(TryAgain, "{}: the kernel was too busy to tell whether a VLAN is on it", link.name)
+        fail!(
+            TryAgain,
+            "{}: the kernel was too busy to tell whether a VLAN is on it",
+            link.name
+        )
     };
-    Ok(if tagged == Receiver::Nobody { untagged } else { tagged })
+    Ok(if tagged == Receiver::Nobody {
+        untagged
+    } else {
+        tagged
+    })
 }
 
 /// How many links of a namespace are named in the log.

@@ -1,6 +1,7 @@
-//! Leases of resource claims. A DRA driver such as DRANET prepares the device of a claim before the pod has a sandbox, so
-//! there is no namespace by which to tell whether the holder lives. Such a lease belongs to the claim, and whoever made it
-//! releases it: nothing else takes it over while this boot lasts.
+//! Leases of resource claims. A DRA driver such as DRANET prepares the device of a claim before the
+//! pod has a sandbox, so there is no namespace by which to tell whether the holder lives. Such a
+//! lease belongs to the claim, and whoever made it releases it: nothing else takes it over while
+//! this boot lasts.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -35,7 +36,8 @@ pub struct Request {
 pub struct Given {
     /// The rail that the device is on, where node.json lists rails.
     pub rail: Option<u8>,
-    /// In each pool: its name, its allocation, the address, and for each route whether another rail has it, too.
+    /// In each pool: its name, its allocation, the address, and for each route whether another rail
+    /// has it, too.
     pub addresses: Vec<(String, Allocation, IpAddr, Vec<bool>)>,
 }
 
@@ -50,7 +52,10 @@ pub fn take(node: &Node, request: Request) -> Result<Given> {
     let (all, pools, asks, addresses) = loop {
         let all = allocations(node, &node_name, &request.pools, rail)?;
         let pools = pools(&all, &request.pools, rail, &node_name)?;
-        let planned = pools.iter().filter_map(|pool| all.get(pool).cloned()).collect();
+        let planned = pools
+            .iter()
+            .filter_map(|pool| all.get(pool).cloned())
+            .collect();
         let asks = Ask::all(pools.clone(), planned, &request.requested)?;
         let is_held = |pool: &String| -> Result<bool> {
             let folder = Folder::existing(node, &node_name, pool)?;
@@ -61,7 +66,11 @@ pub fn take(node: &Node, request: Request) -> Result<Given> {
                 .is_some())
         };
         // A claim that is prepared again may be that of a running pod, which has the device.
-        let is_new = pools.iter().map(is_held).collect::<Result<Vec<_>>>()?.contains(&false);
+        let is_new = pools
+            .iter()
+            .map(is_held)
+            .collect::<Result<Vec<_>>>()?
+            .contains(&false);
         if is_new {
             store::refuse_closed(node, &node_name)?;
             if let Some(why) = request.claim.is_away(node)? {
@@ -73,22 +82,40 @@ pub fn take(node: &Node, request: Request) -> Result<Given> {
             break (all, pools, asks, addresses);
         }
     };
-    let given = pools.iter().zip(asks).zip(addresses).map(|((pool, ask), address)| {
-        let is_shared = |dst| all.iter().any(|(other, one)| !pools.contains(other) && one.leads_to(dst));
-        let shared = ask.allocation.routes.iter().map(|route| is_shared(route.dst)).collect();
-        (pool.clone(), ask.allocation, address, shared)
-    });
-    Ok(Given { rail, addresses: given.collect() })
+    let given = pools
+        .iter()
+        .zip(asks)
+        .zip(addresses)
+        .map(|((pool, ask), address)| {
+            let is_shared = |dst| {
+                all.iter()
+                    .any(|(other, one)| !pools.contains(other) && one.leads_to(dst))
+            };
+            let shared = ask
+                .allocation
+                .routes
+                .iter()
+                .map(|route| is_shared(route.dst))
+                .collect();
+            (pool.clone(), ask.allocation, address, shared)
+        });
+    Ok(Given {
+        rail,
+        addresses: given.collect(),
+    })
 }
 
-/// PCI addresses of the devices that claims hold. That of a claim that has ended is one of them until its lease is released,
-/// which is refused while a pod has the device: so nobody takes a device in a pod for lost meanwhile.
+/// PCI addresses of the devices that claims hold. That of a claim that has ended is one of them
+/// until its lease is released, which is refused while a pod has the device: so nobody takes a
+/// device in a pod for lost meanwhile.
 pub fn devices(node: &Node) -> Result<HashSet<String>> {
     let mut devices = HashSet::new();
     lease::for_each_folder(node, |folder| {
         for entry in folder.entries()? {
             // `doctor` and `railctl leases` report a lease that cannot be read.
-            let Ok(Some(lease)) = folder.read(&entry) else { continue };
+            let Ok(Some(lease)) = folder.read(&entry) else {
+                continue;
+            };
             if !lease.is_dead(node)? {
                 devices.extend(lease.holder.claim.map(|claim| claim.function));
             }
@@ -135,12 +162,27 @@ fn rail_of(node: &Node, function: &Function) -> Result<Option<u8>> {
         return Ok(None);
     }
     let what = &function.id;
-    let Some(pf) = function.pf(&node.sysfs_root)? else { fail!(InvalidConfig, "{what} has no PF") };
-    let rails: Vec<_> = node.rails.iter().filter(|one| pf.is(&one.pf)).map(|one| one.rail).collect();
+    let Some(pf) = function.pf(&node.sysfs_root)? else {
+        fail!(InvalidConfig, "{what} has no PF")
+    };
+    let rails: Vec<_> = node
+        .rails
+        .iter()
+        .filter(|one| pf.is(&one.pf))
+        .map(|one| one.rail)
+        .collect();
     match rails[..] {
         [rail] => Ok(Some(rail)),
-        [] => fail!(InvalidConfig, "{what} ({}) is on no rail of node.json", pf.address),
-        _ => fail!(InvalidConfig, "{what} ({}) is on the rails {rails:?} of node.json", pf.address),
+        [] => fail!(
+            InvalidConfig,
+            "{what} ({}) is on no rail of node.json",
+            pf.address
+        ),
+        _ => fail!(
+            InvalidConfig,
+            "{what} ({}) is on the rails {rails:?} of node.json",
+            pf.address
+        ),
     }
 }
 
@@ -149,10 +191,16 @@ fn check_policy(node: &Node, function: &Function, rail: Option<u8>) -> Result<()
     let pf = function.pf(&node.sysfs_root)?;
     node.policy.check_rail(&function.id, rail)?;
     let what = function.id.clone();
-    node.policy.check_device(&Judged { what, function: Some(function), pf: pf.as_ref(), kind: None })
+    node.policy.check_device(&Judged {
+        what,
+        function: Some(function),
+        pf: pf.as_ref(),
+        kind: None,
+    })
 }
 
-/// The pools that are meant: those that are named, or those of the rail, at most one of each family.
+/// The pools that are meant: those that are named, or those of the rail, at most one of each
+/// family.
 fn pools(
     all: &BTreeMap<String, Allocation>,
     named: &[String],
@@ -160,11 +208,23 @@ fn pools(
     node_name: &str,
 ) -> Result<Vec<String>> {
     let of = |pool: &String, allocation: &Allocation| allocation.rail.or_else(|| rail_in(pool));
-    let list = |pools: Vec<&String>| pools.into_iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+    let list = |pools: Vec<&String>| {
+        pools
+            .into_iter()
+            .map(String::as_str)
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     let is_doubled = |pools: &[&String]| {
-        let families: Vec<_> =
-            pools.iter().filter_map(|pool| all.get(*pool)).map(Allocation::is_ipv4).collect();
-        families.len() > 2 || families.first().is_some_and(|first| families[1..].contains(first))
+        let families: Vec<_> = pools
+            .iter()
+            .filter_map(|pool| all.get(*pool))
+            .map(Allocation::is_ipv4)
+            .collect();
+        families.len() > 2
+            || families
+                .first()
+                .is_some_and(|first| families[1..].contains(first))
     };
     if let Some(missing) = named.iter().find(|pool| !all.contains_key(*pool)) {
         let known = list(all.keys().collect());
@@ -177,23 +237,38 @@ fn pools(
     for (pool, allocation) in named.iter().filter_map(|pool| all.get_key_value(pool)) {
         if let (Some(rail), Some(planned)) = (rail, of(pool, allocation)) {
             if rail != planned {
-                fail!(InvalidConfig, "pool {pool} is for rail {planned}, but the device is on rail {rail}");
+                fail!(
+                    InvalidConfig,
+                    "pool {pool} is for rail {planned}, but the device is on rail {rail}"
+                );
             }
         }
     }
     let meant: Vec<&String> = match (named, rail) {
-        ([], Some(rail)) => {
-            all.iter().filter(|(pool, one)| of(pool, one) == Some(rail)).map(|(pool, _)| pool).collect()
-        }
-        ([], None) => fail!(InvalidConfig, "node.json lists no rails, so the pool must be named"),
+        ([], Some(rail)) => all
+            .iter()
+            .filter(|(pool, one)| of(pool, one) == Some(rail))
+            .map(|(pool, _)| pool)
+            .collect(),
+        ([], None) => fail!(
+            InvalidConfig,
+            "node.json lists no rails, so the pool must be named"
+        ),
         (named, _) => named.iter().collect(),
     };
     if meant.is_empty() {
         let rail = rail.unwrap_or_default();
-        fail!(InvalidConfig, "there is no pool for rail {rail}: run `railctl import` with its plan");
+        fail!(
+            InvalidConfig,
+            "there is no pool for rail {rail}: run `railctl import` with its plan"
+        );
     }
     if is_doubled(&meant) {
-        fail!(InvalidConfig, "the pools {} have the same address family: name one of them", list(meant));
+        fail!(
+            InvalidConfig,
+            "the pools {} have the same address family: name one of them",
+            list(meant)
+        );
     }
     Ok(meant.into_iter().cloned().collect())
 }

@@ -1,4 +1,5 @@
-//! The `ipam` section of a network configuration: the pools, where they are, and the requested addresses.
+//! The `ipam` section of a network configuration: the pools, where they are, and the requested
+//! addresses.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -25,45 +26,72 @@ pub const KEYS: [&str; 5] = ["type", "source", "pool", "poolName", "poolType"];
 /// All keys of a network configuration that rail-ipam reads.
 pub const NETWORK: Keys = Keys {
     names: &[
-        &["cniVersion", "name", "type", "rail", "ipam", "runtimeConfig", "args", "prevResult"],
+        &[
+            "cniVersion",
+            "name",
+            "type",
+            "rail",
+            "ipam",
+            "runtimeConfig",
+            "args",
+            "prevResult",
+        ],
         // The device that gets the address.
         &["deviceID", "pciBusID"],
         &["logLevel", "logFile"],
         &GC_KEYS,
     ],
     inside: &[
-        ("ipam", &Keys { names: &[&KEYS, &cidrpool::SPEC_KEYS], inside: &cidrpool::LIST_KEYS }),
+        (
+            "ipam",
+            &Keys {
+                names: &[&KEYS, &cidrpool::SPEC_KEYS],
+                inside: &cidrpool::LIST_KEYS,
+            },
+        ),
         ("runtimeConfig", &Keys::flat(&[&["ips", "deviceID"]])),
-        ("args", &Keys { names: &[&["cni"]], inside: &[("cni", &Keys::flat(&[&["ips"]]))] }),
+        (
+            "args",
+            &Keys {
+                names: &[&["cni"]],
+                inside: &[("cni", &Keys::flat(&[&["ips"]]))],
+            },
+        ),
     ],
 };
 
 /// The section, parsed and checked.
 #[derive(Debug)]
 pub struct Config {
-    /// The names of one or two pools, which differ. Empty if the rail tells the pools, or else the network's name.
+    /// The names of one or two pools, which differ. Empty if the rail tells the pools, or else the
+    /// network's name.
     pub pools: Vec<String>,
     /// The name of the network.
     network: String,
     /// The pool itself, if the section has it.
     inline: Option<Spec>,
-    /// The rail that rail-cni attaches, which tells the pools, or is compared with the rail that they were planned for.
+    /// The rail that rail-cni attaches, which tells the pools, or is compared with the rail that
+    /// they were planned for.
     rail: Option<u64>,
 }
 
 impl Config {
-    /// Reads `{"pool": "rail-0"}`, nv-ipam's `{"poolName": "rail-0", "poolType": "cidrpool"}`, or the fields of
-    /// a CIDRPool's spec.
+    /// Reads `{"pool": "rail-0"}`, nv-ipam's `{"poolName": "rail-0", "poolType": "cidrpool"}`, or
+    /// the fields of a CIDRPool's spec.
     pub fn parse(network: &Network) -> Result<Config> {
         refuse_type(network, OsStr::new("rail-ipam"))?;
         let section = match network.get(&["ipam"]) {
             Some(Value::Object(section)) => section,
             Some(_) => return wrong("ipam", "is not a JSON object"),
-            None => return wrong("ipam", "is missing: {\"type\": \"rail-ipam\", \"pool\": NAME}"),
+            None => {
+                return wrong(
+                    "ipam",
+                    "is missing: {\"type\": \"rail-ipam\", \"pool\": NAME}",
+                );
+            }
         };
         if text(network, "source")?.is_some() {
-            let problem =
-                "works only with rail-cni, which attaches the device: with another plugin, name a pool";
+            let problem = "works only with rail-cni, which attaches the device: with another plugin, name a pool";
             return wrong("ipam.source", problem);
         }
         let names = match (text(network, "pool")?, text(network, "poolName")?) {
@@ -79,20 +107,29 @@ impl Config {
         let inline = inline(section)?;
         let names = names.or(inline.is_some().then_some(&network.name));
         let pools = names.map(pool_names).transpose()?.unwrap_or_default();
-        if let Some(kind) = text(network, "poolType")?.filter(|kind| !kind.eq_ignore_ascii_case("cidrpool")) {
+        if let Some(kind) =
+            text(network, "poolType")?.filter(|kind| !kind.eq_ignore_ascii_case("cidrpool"))
+        {
             return wrong(
                 "ipam.poolType",
                 format!("{kind:?} is not cidrpool, the only type that rail-ipam supports"),
             );
         }
         if inline.is_some() && pools.len() > 1 {
-            let problem =
-                format!("two pools ({}) must be in the store: these keys describe only one", pools.join(","));
+            let problem = format!(
+                "two pools ({}) must be in the store: these keys describe only one",
+                pools.join(",")
+            );
             return wrong("ipam", problem);
         }
         cni::warn_of_unknown("ipam", section.keys().filter(|key| !is_known(key)));
         let rail = network.get(&["rail"]).and_then(Value::as_u64);
-        Ok(Config { pools, network: network.name.clone(), inline, rail })
+        Ok(Config {
+            pools,
+            network: network.name.clone(),
+            inline,
+            rail,
+        })
     }
 
     /// The warnings about an inline pool, or all of its faults; `None` for pools in the store.
@@ -101,7 +138,8 @@ impl Config {
         Some(plan.map(|plan| plan.warnings))
     }
 
-    /// The pools, each with the allocation of this node: in the order in which they are named, or IPv4 first.
+    /// The pools, each with the allocation of this node: in the order in which they are named, or
+    /// IPv4 first.
     pub fn allocations(&self, node: &Node, node_name: &str) -> Result<Vec<(String, Allocation)>> {
         let Some(spec) = &self.inline else {
             let planned = self.planned(node, node_name)?;
@@ -118,7 +156,8 @@ impl Config {
             );
         }
         let plan = spec.plan("ipam", &[], Wanted::Node(node_name));
-        let mut plan = plan.map_err(|faults| failure!(InvalidConfig, "pool {pool}: {}", some_of(&faults)))?;
+        let mut plan =
+            plan.map_err(|faults| failure!(InvalidConfig, "pool {pool}: {}", some_of(&faults)))?;
         for warning in &plan.warnings {
             log::warn!("pool {pool}: {warning}");
         }
@@ -128,7 +167,10 @@ impl Config {
                 Ok(vec![(pool.clone(), allocation)])
             }
             None => {
-                let named = spec.static_allocations.iter().map(|row| row.node_name.as_str());
+                let named = spec
+                    .static_allocations
+                    .iter()
+                    .map(|row| row.node_name.as_str());
                 fail!(
                     InvalidConfig,
                     "node {node_name:?} has no prefix in ipam.staticAllocations of pool {pool}{}",
@@ -141,23 +183,38 @@ impl Config {
 
 impl Config {
     /// Whether the store still has these allocations. Those of an inline pool do not change.
-    pub fn is_current(&self, node: &Node, node_name: &str, planned: &[(String, Allocation)]) -> Result<bool> {
+    pub fn is_current(
+        &self,
+        node: &Node,
+        node_name: &str,
+        planned: &[(String, Allocation)],
+    ) -> Result<bool> {
         Ok(self.inline.is_some() || self.planned(node, node_name)? == planned)
     }
 
     /// Fails if the plan has closed this node to new leases of the store.
     pub fn refuse_closed(&self, node: &Node, node_name: &str) -> Result<()> {
-        if self.inline.is_some() { Ok(()) } else { store::refuse_closed(node, node_name) }
+        if self.inline.is_some() {
+            Ok(())
+        } else {
+            store::refuse_closed(node, node_name)
+        }
     }
 
-    /// What an ADD of this network may use on this node: with neither pool nor rail, the device is not known yet, and its
-    /// rail can be any of the node's.
-    pub fn all_allocations(&self, node: &Node, node_name: &str) -> Result<Vec<(String, Allocation)>> {
+    /// What an ADD of this network may use on this node: with neither pool nor rail, the device is
+    /// not known yet, and its rail can be any of the node's.
+    pub fn all_allocations(
+        &self,
+        node: &Node,
+        node_name: &str,
+    ) -> Result<Vec<(String, Allocation)>> {
         if !self.pools.is_empty() || self.rail.is_some() || node.rails.is_empty() {
             return self.allocations(node, node_name);
         }
         let rails: BTreeSet<u64> = node.rails.iter().map(|one| one.rail.into()).collect();
-        let of_rails = rails.into_iter().map(|rail| self.of_rail(node, node_name, rail));
+        let of_rails = rails
+            .into_iter()
+            .map(|rail| self.of_rail(node, node_name, rail));
         Ok(of_rails.collect::<Result<Vec<_>>>()?.concat())
     }
 
@@ -171,18 +228,28 @@ impl Config {
         Ok(pools.iter().cloned().zip(allocations).collect())
     }
 
-    /// The node's pools of this rail, one of a family; where none says that it is of this rail, the pool with the network's
-    /// name.
-    fn of_rail(&self, node: &Node, node_name: &str, rail: u64) -> Result<Vec<(String, Allocation)>> {
+    /// The node's pools of this rail, one of a family; where none says that it is of this rail, the
+    /// pool with the network's name.
+    fn of_rail(
+        &self,
+        node: &Node,
+        node_name: &str,
+        rail: u64,
+    ) -> Result<Vec<(String, Allocation)>> {
         let mut pools = store::of_rail(node, node_name, rail)?;
         pools.sort_by_key(|(_, allocation)| !allocation.is_ipv4());
         match pools.as_slice() {
             [] => {
                 let allocations = store::load(node, node_name, std::slice::from_ref(&self.network));
                 let allocations = allocations.with_context(|| {
-                    failure!(InvalidConfig, "node {node_name:?} has no pool of rail {rail}")
+                    failure!(
+                        InvalidConfig,
+                        "node {node_name:?} has no pool of rail {rail}"
+                    )
                 })?;
-                Ok(std::iter::once(self.network.clone()).zip(allocations).collect())
+                Ok(std::iter::once(self.network.clone())
+                    .zip(allocations)
+                    .collect())
             }
             [(one, of_one), (other, of_other), ..]
                 if of_one.is_ipv4() == of_other.is_ipv4() || pools.len() > 2 =>
@@ -209,9 +276,15 @@ impl Config {
     }
 }
 
-/// Fails if an inline pool takes the name or the addresses of a planned pool of this node, or addresses that its planned
-/// routes lead to: a tenant may write networks, and only the operator plans the fabric.
-fn beside_the_plan(node: &Node, node_name: &str, pool: &str, allocation: &Allocation) -> Result<()> {
+/// Fails if an inline pool takes the name or the addresses of a planned pool of this node, or
+/// addresses that its planned routes lead to: a tenant may write networks, and only the operator
+/// plans the fabric.
+fn beside_the_plan(
+    node: &Node,
+    node_name: &str,
+    pool: &str,
+    allocation: &Allocation,
+) -> Result<()> {
     let store = Store::open(node)?;
     let planned = store.pools(node_name)?;
     if planned.iter().any(|planned| planned == pool) {
@@ -225,11 +298,16 @@ fn beside_the_plan(node: &Node, node_name: &str, pool: &str, allocation: &Alloca
     for (name, found) in planned.iter().zip(store.find(node_name, &planned)?) {
         let Some(planned) = found? else { continue };
         let destinations = planned.routes.iter().map(|route| route.dst);
-        if let Some(taken) =
-            [planned.prefix].into_iter().chain(destinations).find(|net| overlap(*net, prefix))
+        if let Some(taken) = [planned.prefix]
+            .into_iter()
+            .chain(destinations)
+            .find(|net| overlap(*net, prefix))
         {
-            let what =
-                if taken == planned.prefix { "this node's prefix" } else { "the fabric that it leads to" };
+            let what = if taken == planned.prefix {
+                "this node's prefix"
+            } else {
+                "the fabric that it leads to"
+            };
             fail!(
                 InvalidConfig,
                 "pool {pool}: {prefix} overlaps {taken}, {what} in the planned pool {name}: choose others"
@@ -239,36 +317,53 @@ fn beside_the_plan(node: &Node, node_name: &str, pool: &str, allocation: &Alloca
     Ok(())
 }
 
-/// Refuses a network whose own type is `program`: rail-ipam by whatever name. Multus accepts a result without an interface:
-/// such a network would give a pod addresses of rails that it does not have, without any device that the pod has to ask for.
+/// Refuses a network whose own type is `program`: rail-ipam by whatever name. Multus accepts a
+/// result without an interface: such a network would give a pod addresses of rails that it does not
+/// have, without any device that the pod has to ask for.
 pub fn refuse_type(network: &Network, program: &OsStr) -> Result<()> {
     match network.get(&["type"]).and_then(Value::as_str) {
-        Some(name) if name == program => {
-            wrong("type", "rail-ipam attaches no device: name it as ipam.type of the plugin that does")
-        }
+        Some(name) if name == program => wrong(
+            "type",
+            "rail-ipam attaches no device: name it as ipam.type of the plugin that does",
+        ),
         _ => Ok(()),
     }
 }
 
-/// The requested addresses, each with its prefix length if the request has one. `runtimeConfig.ips` takes precedence
-/// over `args.cni.ips`, which takes precedence over CNI_ARGS (CONVENTIONS.md of the CNI specification).
+/// The requested addresses, each with its prefix length if the request has one. `runtimeConfig.ips`
+/// takes precedence over `args.cni.ips`, which takes precedence over CNI_ARGS (CONVENTIONS.md of
+/// the CNI specification).
 pub fn requested(network: &Network) -> Result<Vec<(IpAddr, Option<u8>)>> {
     for path in [["runtimeConfig", "ips"].as_slice(), &["args", "cni", "ips"]] {
-        let Some(value) = network.get(path) else { continue };
+        let Some(value) = network.get(path) else {
+            continue;
+        };
         let path = path.join(".");
-        let Value::Array(list) = value else { return wrong(&path, "is not a list of addresses") };
-        let texts = list
-            .iter()
-            .map(|value| value.as_str().ok_or_else(|| Fault::new(&path, format!("{value} is not a string"))));
+        let Value::Array(list) = value else {
+            return wrong(&path, "is not a list of addresses");
+        };
+        let texts = list.iter().map(|value| {
+            value
+                .as_str()
+                .ok_or_else(|| Fault::new(&path, format!("{value} is not a string")))
+        });
         let texts = texts.collect::<Result<Vec<_>, _>>()?;
         if !texts.is_empty() {
-            return texts.into_iter().map(|text| parse_address(&path, text)).collect();
+            return texts
+                .into_iter()
+                .map(|text| parse_address(&path, text))
+                .collect();
         }
     }
     // Thin Multus passes a list with commas.
     let list = network.args.get("IP").unwrap_or_default();
-    let texts = list.split(',').map(str::trim).filter(|text| !text.is_empty());
-    texts.map(|text| parse_address("CNI_ARGS IP", text)).collect()
+    let texts = list
+        .split(',')
+        .map(str::trim)
+        .filter(|text| !text.is_empty());
+    texts
+        .map(|text| parse_address("CNI_ARGS IP", text))
+        .collect()
 }
 
 /// Parses an address with or without the length of its prefix.
@@ -283,9 +378,13 @@ fn parse_address(path: &str, text: &str) -> Result<(IpAddr, Option<u8>)> {
 }
 
 fn pool_names(names: &str) -> Result<Vec<String>> {
-    let pools: Vec<String> = names.split(',').map(|name| name.trim().to_owned()).collect();
+    let pools: Vec<String> = names
+        .split(',')
+        .map(|name| name.trim().to_owned())
+        .collect();
     if let Some(bad) = pools.iter().find(|name| !is_name(name)) {
-        let problem = format!("{bad:?} is not a valid name of a pool (letters, digits, '-', '_', '.')");
+        let problem =
+            format!("{bad:?} is not a valid name of a pool (letters, digits, '-', '_', '.')");
         return wrong("ipam.pool", problem);
     }
     match pools.as_slice() {

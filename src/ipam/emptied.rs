@@ -1,9 +1,10 @@
-//! A run directory that was emptied while pods were running. Their leases are gone, so no address is given until
-//! `railctl reap --rebuild` has found those that are in use, and has made leases of them.
+//! A run directory that was emptied while pods were running. Their leases are gone, so no address
+//! is given until `railctl reap --rebuild` has found those that are in use, and has made leases of
+//! them.
 //!
-//! Two marks show that the directory was emptied. One is in the directory of leases since its first use, and disappears
-//! with whatever empties it. The other is beside the run directory, and stays until the next boot. After a boot there is
-//! neither mark and no pod.
+//! Two marks show that the directory was emptied. One is in the directory of leases since its first
+//! use, and disappears with whatever empties it. The other is beside the run directory, and stays
+//! until the next boot. After a boot there is neither mark and no pod.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,13 +17,14 @@ use crate::node::Node;
 
 /// The directory of leases in the run directory.
 pub const FOLDER: &str = "leases";
-/// A directory in that of leases, which 0.1.0 takes for a node without pools. No name of a node begins with `_`, and
-/// the `*` of a shell matches it.
+/// A directory in that of leases, which 0.1.0 takes for a node without pools. No name of a node
+/// begins with `_`, and the `*` of a shell matches it.
 pub const BEGUN: &str = "_begun";
 const LOCK: &str = "begun.lock";
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Notes the first use of this boot, before a lease is chosen. Fails if the run directory was emptied.
+/// Notes the first use of this boot, before a lease is chosen. Fails if the run directory was
+/// emptied.
 pub fn begin(node: &Node) -> Result<()> {
     let run = Dir::create(&node.run_dir)?;
     let leases = run.create_sub(FOLDER)?;
@@ -51,7 +53,9 @@ pub fn refuse(node: &Node) -> Result<()> {
 /// Whether the run directory was emptied, and nothing was rebuilt since.
 pub fn is_emptied(node: &Node) -> Result<bool> {
     let begun = node.run_dir.join(FOLDER).join(BEGUN);
-    let is_begun = begun.try_exists().with_context(|| format!("cannot look for {}", begun.display()))?;
+    let is_begun = begun
+        .try_exists()
+        .with_context(|| format!("cannot look for {}", begun.display()))?;
     Ok(!is_begun && was_used(&node.run_dir)?)
 }
 
@@ -92,11 +96,18 @@ fn was_used(run_dir: &Path) -> Result<bool> {
 
 fn mark_used(run_dir: &Path) -> Result<()> {
     let path = mark(run_dir);
-    let (directory, name) = (path.parent().unwrap_or(Path::new("/")), path.file_name().unwrap_or_default());
-    let write = || Dir::open(directory)?.write(&name.to_string_lossy(), files::boot_id()?.as_bytes());
+    let (directory, name) = (
+        path.parent().unwrap_or(Path::new("/")),
+        path.file_name().unwrap_or_default(),
+    );
+    let write =
+        || Dir::open(directory)?.write(&name.to_string_lossy(), files::boot_id()?.as_bytes());
     // A container may have nothing but the run directory from the host.
     write().or_else(|error: anyhow::Error| {
-        log::debug!("{error:#}: rail-ipam will not notice if {} is emptied", run_dir.display());
+        log::debug!(
+            "{error:#}: rail-ipam will not notice if {} is emptied",
+            run_dir.display()
+        );
         Ok(())
     })
 }

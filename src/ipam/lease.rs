@@ -1,5 +1,6 @@
-//! Leases. Each is a file `ADDRESS@KEY.json` below `leases/NODE/POOL/` of the run directory, where KEY is a hash of the
-//! holder. So one listing has all addresses and keys that are held, and a file is opened only if its content matters.
+//! Leases. Each is a file `ADDRESS@KEY.json` below `leases/NODE/POOL/` of the run directory, where
+//! KEY is a hash of the holder. So one listing has all addresses and keys that are held, and a file
+//! is opened only if its content matters.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -48,22 +49,42 @@ impl Ask {
         let mut asks: Vec<Ask> = pools
             .into_iter()
             .zip(allocations)
-            .map(|(pool, allocation)| Ask { pool, allocation, requested: None })
+            .map(|(pool, allocation)| Ask {
+                pool,
+                allocation,
+                requested: None,
+            })
             .collect();
         for (address, length) in requested {
-            let prefixes: Vec<_> = asks.iter().map(|ask| ask.allocation.prefix.to_string()).collect();
-            let Some(ask) = asks.iter_mut().find(|ask| ask.allocation.prefix.contains(address)) else {
+            let prefixes: Vec<_> = asks
+                .iter()
+                .map(|ask| ask.allocation.prefix.to_string())
+                .collect();
+            let Some(ask) = asks
+                .iter_mut()
+                .find(|ask| ask.allocation.prefix.contains(address))
+            else {
                 fail!(
                     InvalidConfig,
                     "requested address {address} is outside of this node's prefix {}",
                     prefixes.join(" and ")
                 );
             };
-            let Ask { pool, allocation, requested } = ask;
+            let Ask {
+                pool,
+                allocation,
+                requested,
+            } = ask;
             if let Err(why) = allocation.check_host(*address) {
-                fail!(InvalidConfig, "pool {pool}: requested address {address} {why}");
+                fail!(
+                    InvalidConfig,
+                    "pool {pool}: requested address {address} {why}"
+                );
             }
-            let (ours, whole) = (allocation.prefix.prefix_len(), allocation.prefix.max_prefix_len());
+            let (ours, whole) = (
+                allocation.prefix.prefix_len(),
+                allocation.prefix.max_prefix_len(),
+            );
             if let Some(length) = length.filter(|length| *length != ours && *length != whole) {
                 fail!(
                     InvalidConfig,
@@ -91,30 +112,37 @@ pub struct Holder {
     pub container_id: String,
     /// The interface, CNI_IFNAME.
     pub ifname: String,
-    /// The network namespace; `None` if there was none at ADD. Then the holder is never dead, and DEL or the list of GC
-    /// ends the lease.
+    /// The network namespace; `None` if there was none at ADD. Then the holder is never dead, and
+    /// DEL or the list of GC ends the lease.
     netns: Option<NetnsId>,
     /// The pod as `namespace/name`, for messages.
     pub pod: Option<String>,
-    /// PCI address or auxiliary name of the device that has the address, if the network says which: while it has not come back
-    /// from the pod, it may still answer for the address.
+    /// PCI address or auxiliary name of the device that has the address, if the network says which:
+    /// while it has not come back from the pod, it may still answer for the address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     device: Option<String>,
-    /// What a lease of a resource claim has besides; see [`Claim`] for the meaning of the other fields then.
+    /// What a lease of a resource claim has besides; see [`Claim`] for the meaning of the other
+    /// fields then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claim>,
 }
 
 impl Holder {
     /// The holder that this call is for.
-    pub fn new(network: &Network, attachment: &Attachment, netns: Option<NetnsId>) -> Result<Holder> {
+    pub fn new(
+        network: &Network,
+        attachment: &Attachment,
+        netns: Option<NetnsId>,
+    ) -> Result<Holder> {
         Ok(Holder {
             network: network.name.clone(),
             container_id: attachment.container_id.clone(),
             ifname: attachment.ifname.clone(),
             netns,
             pod: network.args.pod(),
-            device: network.device_id(&attachment.ifname).map(|id| id.as_str().to_owned()),
+            device: network
+                .device_id(&attachment.ifname)
+                .map(|id| id.as_str().to_owned()),
             claim: None,
         })
     }
@@ -134,8 +162,12 @@ impl Holder {
 
     /// The device, unless it is back on the host, gone from the node, or in a later lease.
     fn device_away(&self, node: &Node) -> Result<Option<&str>> {
-        let Some(id) = self.device.as_deref().and_then(DeviceId::parse) else { return Ok(None) };
-        let Some(function) = Function::find(&node.sysfs_root, &id)? else { return Ok(None) };
+        let Some(id) = self.device.as_deref().and_then(DeviceId::parse) else {
+            return Ok(None);
+        };
+        let Some(function) = Function::find(&node.sysfs_root, &id)? else {
+            return Ok(None);
+        };
         let can_come_back = function.driver().is_some() && !function.is_userspace();
         if !can_come_back || !function.netdevs()?.is_empty() || self.is_succeeded(node)? {
             return Ok(None);
@@ -148,8 +180,13 @@ impl Holder {
         let mut is_succeeded = false;
         for_each_folder(node, |folder| {
             for entry in folder.entries()? {
-                let Ok(Some(Lease { holder, .. })) = folder.read(&entry) else { continue };
-                let is_alive = holder.netns.as_ref().is_some_and(|netns| netns.life() == Life::Alive);
+                let Ok(Some(Lease { holder, .. })) = folder.read(&entry) else {
+                    continue;
+                };
+                let is_alive = holder
+                    .netns
+                    .as_ref()
+                    .is_some_and(|netns| netns.life() == Life::Alive);
                 is_succeeded |= holder.device == self.device && is_alive;
             }
             Ok(())
@@ -173,12 +210,26 @@ impl Holder {
 
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Holder { container_id, ifname, pod, claim, .. } = self;
+        let Holder {
+            container_id,
+            ifname,
+            pod,
+            claim,
+            ..
+        } = self;
         match (claim, pod) {
             (Some(claim), pod) => {
-                let name = claim.name.as_ref().map_or_else(String::new, |name| format!("{name}, "));
-                let pod = pod.as_ref().map_or_else(String::new, |pod| format!(" of pod {pod}"));
-                write!(f, "device {ifname}{pod} (resource claim {name}UID {container_id})")
+                let name = claim
+                    .name
+                    .as_ref()
+                    .map_or_else(String::new, |name| format!("{name}, "));
+                let pod = pod
+                    .as_ref()
+                    .map_or_else(String::new, |pod| format!(" of pod {pod}"));
+                write!(
+                    f,
+                    "device {ifname}{pod} (resource claim {name}UID {container_id})"
+                )
             }
             (None, Some(pod)) => write!(f, "{ifname} of pod {pod} (container {container_id})"),
             (None, None) => write!(f, "{ifname} of container {container_id}"),
@@ -186,11 +237,12 @@ impl fmt::Display for Holder {
     }
 }
 
-/// What a lease of a claim has in place of the network. No network has this name, so no GC means it.
+/// What a lease of a claim has in place of the network. No network has this name, so no GC means
+/// it.
 pub const OF_CLAIMS: &str = "@claim";
 
-/// The part of a claim's lease that others do not have. Of the other fields, the container is the UID of the claim, and the
-/// interface is the device as its driver names it.
+/// The part of a claim's lease that others do not have. Of the other fields, the container is the
+/// UID of the claim, and the interface is the device as its driver names it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
     /// The claim as `namespace/name`, if the driver told it.
@@ -201,13 +253,23 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Why a pod may still have the device, and with it the address. The kernel removes the addresses of a device that
-    /// changes its namespace, so a device on the host has none of a pod. A pod cannot pretend this, as it could an address.
+    /// Why a pod may still have the device, and with it the address. The kernel removes the
+    /// addresses of a device that changes its namespace, so a device on the host has none of a pod.
+    /// A pod cannot pretend this, as it could an address.
     pub fn is_away(&self, node: &Node) -> Result<Option<String>> {
-        let function = DeviceId::parse(&self.function).map(|id| Function::find(&node.sysfs_root, &id));
-        let Some(function) = function.transpose()?.flatten() else { return Ok(None) };
-        let is_here = function.netdev()?.is_some() || function.driver().is_none() || function.is_userspace();
-        Ok((!is_here).then(|| format!("a pod still has {}, which is not on the host", self.function)))
+        let function =
+            DeviceId::parse(&self.function).map(|id| Function::find(&node.sysfs_root, &id));
+        let Some(function) = function.transpose()?.flatten() else {
+            return Ok(None);
+        };
+        let is_here =
+            function.netdev()?.is_some() || function.driver().is_none() || function.is_userspace();
+        Ok((!is_here).then(|| {
+            format!(
+                "a pod still has {}, which is not on the host",
+                self.function
+            )
+        }))
     }
 }
 
@@ -232,9 +294,9 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Whether the holder lives. A reboot ends every namespace, and the kubelet prepares each claim again. Until then the
-    /// lease of a claim ends with the claim, which has no namespace when it is made. A namespace without a path may live on,
-    /// kept by a process, with the device in it.
+    /// Whether the holder lives. A reboot ends every namespace, and the kubelet prepares each claim
+    /// again. Until then the lease of a claim ends with the claim, which has no namespace when it
+    /// is made. A namespace without a path may live on, kept by a process, with the device in it.
     pub fn life(&self, node: &Node) -> Result<Life> {
         if self.boot_id != files::boot_id()? {
             return Ok(Life::Dead);
@@ -243,7 +305,11 @@ impl Lease {
             return Ok(Life::Alive);
         }
         let nothing = || Life::Unknown("it had no namespace at ADD".to_owned());
-        let life = self.holder.netns.as_ref().map_or_else(nothing, NetnsId::life);
+        let life = self
+            .holder
+            .netns
+            .as_ref()
+            .map_or_else(nothing, NetnsId::life);
         if life == Life::Dead {
             if let Some(device) = self.holder.device_away(node)? {
                 return Ok(Life::Unknown(format!(
@@ -253,8 +319,9 @@ impl Lease {
             match self.keeper() {
                 Ok(None) => (),
                 Ok(Some(Keeper { id, name, .. })) => {
-                    let why =
-                        format!("process {id} ({name}) keeps its namespace, where the address still is");
+                    let why = format!(
+                        "process {id} ({name}) keeps its namespace, where the address still is"
+                    );
                     return Ok(Life::Unknown(why));
                 }
                 Err(error) => {
@@ -268,13 +335,17 @@ impl Lease {
         Ok(life)
     }
 
-    /// A process that keeps the holder's namespace, with the address, although its path is gone. The kernel gives the inode
-    /// number of a namespace that ended to the next one, so it is looked into.
+    /// A process that keeps the holder's namespace, with the address, although its path is gone.
+    /// The kernel gives the inode number of a namespace that ended to the next one, so it is looked
+    /// into.
     fn keeper(&self) -> io::Result<Option<Keeper>> {
-        let Some(netns) = self.holder.netns.clone() else { return Ok(None) };
+        let Some(netns) = self.holder.netns.clone() else {
+            return Ok(None);
+        };
         let wanted = self.address;
         let has_address = move |keeper: &Keeper| {
-            let addresses = || address::in_namespace(&mut Netns::open(&keeper.path)?.run(Socket::open)?);
+            let addresses =
+                || address::in_namespace(&mut Netns::open(&keeper.path)?.run(Socket::open)?);
             addresses().is_ok_and(|all| all.iter().any(|(_, one)| one.net.addr() == wanted))
         };
         Ok(netns.keepers().into_iter().find(has_address))
@@ -301,7 +372,10 @@ pub struct Entry {
 impl Entry {
     fn of(name: &str) -> Option<Entry> {
         let (address, _) = parts(name)?;
-        Some(Entry { address, name: name.to_owned() })
+        Some(Entry {
+            address,
+            name: name.to_owned(),
+        })
     }
 
     /// The key, which is not a field because there may be thousands of entries.
@@ -316,9 +390,10 @@ fn parts(name: &str) -> Option<(IpAddr, &str)> {
     Some((address.parse().ok()?, key))
 }
 
-/// Takes leases for all of `asks`, or none. Returns the addresses in the order of the asks; `None` if `is_current` says
-/// that their allocations are those of an old plan by now: whoever writes a plan has the locks meanwhile. What
-/// a device of a claim holds already, it keeps: the kubelet prepares a claim as often as it likes.
+/// Takes leases for all of `asks`, or none. Returns the addresses in the order of the asks; `None`
+/// if `is_current` says that their allocations are those of an old plan by now: whoever writes a
+/// plan has the locks meanwhile. What a device of a claim holds already, it keeps: the kubelet
+/// prepares a claim as often as it likes.
 pub fn take(
     node: &Node,
     node_name: &str,
@@ -341,7 +416,15 @@ pub fn take(
     let boot_id = files::boot_id()?.to_owned();
     let mut taken: Vec<(&Folder, Lease)> = Vec::new();
     let addresses = choices.iter().map(|choice| choice.address).collect();
-    for (folder, Choice { address, dead, is_held }) in folders.iter().zip(choices) {
+    for (
+        folder,
+        Choice {
+            address,
+            dead,
+            is_held,
+        },
+    ) in folders.iter().zip(choices)
+    {
         if is_held {
             continue;
         }
@@ -356,7 +439,11 @@ pub fn take(
         if let Err(error) = written {
             for (folder, lease) in taken {
                 if let Err(error) = folder.dir.remove(&lease.file_name()) {
-                    log::error!("pool {}: cannot release {}: {error:#}", folder.pool, lease.address);
+                    log::error!(
+                        "pool {}: cannot release {}: {error:#}",
+                        folder.pool,
+                        lease.address
+                    );
                 }
             }
             return Err(error);
@@ -389,13 +476,16 @@ impl Drop for Held {
     }
 }
 
-/// Locks the directories of all pools; the locks are in the order of their names. Another process may remove a directory with its last lease before its lock is
-/// ours; then all are created again.
+/// Locks the directories of all pools; the locks are in the order of their names. Another process
+/// may remove a directory with its last lease before its lock is ours; then all are created again.
 fn lock_all(node: &Node, node_name: &str, pools: &[&str]) -> Result<(Vec<Folder>, Vec<Lock>)> {
     const TURNS: usize = 100;
     let root = Rc::new(node.run(FOLDER)?);
     for _ in 0..TURNS {
-        let made = pools.iter().map(|pool| Folder::create(&root, node_name, pool)).collect();
+        let made = pools
+            .iter()
+            .map(|pool| Folder::create(&root, node_name, pool))
+            .collect();
         let folders: Vec<Folder> = match made {
             Err(error) if files::is_not_found(&error) => continue,
             made => made?,
@@ -403,7 +493,10 @@ fn lock_all(node: &Node, node_name: &str, pools: &[&str]) -> Result<(Vec<Folder>
         // The same order in every process, so that no two wait for each other.
         let mut in_order: Vec<_> = folders.iter().collect();
         in_order.sort_by_key(|folder| &folder.pool);
-        let locks: Option<Vec<Lock>> = in_order.into_iter().map(Folder::lock).collect::<Result<_>>()?;
+        let locks: Option<Vec<Lock>> = in_order
+            .into_iter()
+            .map(Folder::lock)
+            .collect::<Result<_>>()?;
         if let Some(locks) = locks {
             return Ok((folders, locks));
         }
@@ -415,8 +508,9 @@ fn lock_all(node: &Node, node_name: &str, pools: &[&str]) -> Result<(Vec<Folder>
     )
 }
 
-/// Releases the leases of an attachment, in any pool and under any name of the node. Returns whether there were any.
-/// Without the name of the network, which only a DEL can lack, it releases those in every network.
+/// Releases the leases of an attachment, in any pool and under any name of the node. Returns
+/// whether there were any. Without the name of the network, which only a DEL can lack, it releases
+/// those in every network.
 pub fn release(node: &Node, network: &str, attachment: &Attachment) -> Result<bool> {
     let key = key(network, attachment);
     let mut held_any = false;
@@ -457,9 +551,14 @@ pub fn release(node: &Node, network: &str, attachment: &Attachment) -> Result<bo
     Ok(held_any)
 }
 
-/// Whether a lease is one of the attachment. For a file that cannot be read, its name is enough if the network's name is
-/// known and thus in the key.
-fn is_to_be_given_back(folder: &Folder, entry: &Entry, network: &str, attachment: &Attachment) -> bool {
+/// Whether a lease is one of the attachment. For a file that cannot be read, its name is enough if
+/// the network's name is known and thus in the key.
+fn is_to_be_given_back(
+    folder: &Folder,
+    entry: &Entry,
+    network: &str,
+    attachment: &Attachment,
+) -> bool {
     match folder.read(entry) {
         Ok(None) => true,
         Ok(Some(lease)) if network.is_empty() => {
@@ -474,8 +573,8 @@ fn is_to_be_given_back(folder: &Folder, entry: &Entry, network: &str, attachment
     }
 }
 
-/// Removes directories of pools without leases, because a DEL looks into every one, and inline pools come and go. 0.1.0
-/// left them, so there may be many, and a call removes only some.
+/// Removes directories of pools without leases, because a DEL looks into every one, and inline
+/// pools come and go. 0.1.0 left them, so there may be many, and a call removes only some.
 #[derive(Debug, Default)]
 pub struct Tidy {
     removed: usize,
@@ -484,8 +583,9 @@ pub struct Tidy {
 impl Tidy {
     const MOST: usize = 1000;
 
-    /// Removes the directory, under its lock. A process that waits for the lock finds the lock file gone and tries
-    /// again; a process that creates the lock file again before the directory is removed keeps the directory.
+    /// Removes the directory, under its lock. A process that waits for the lock finds the lock file
+    /// gone and tries again; a process that creates the lock file again before the directory is
+    /// removed keeps the directory.
     pub fn remove_empty(&mut self, folder: &Folder, lock: Lock) {
         if self.removed < Tidy::MOST && folder.dir.remove(LOCK).is_ok() {
             self.removed += 1;
@@ -497,12 +597,15 @@ impl Tidy {
     }
 }
 
-/// Releases the leases of `network` that are not in `keep`, but none whose namespace lives or may live: the list of CRI-O
-/// lacks what Multus attached under the same name. For a lease without a namespace, the list decides.
+/// Releases the leases of `network` that are not in `keep`, but none whose namespace lives or may
+/// live: the list of CRI-O lacks what Multus attached under the same name. For a lease without a
+/// namespace, the list decides.
 pub fn collect(node: &Node, network: &str, keep: &HashSet<String>) -> Result<()> {
     let mut tidy = Tidy::default();
     for_each_folder(node, |folder| {
-        let Some(lock) = folder.lock()? else { return Ok(()) };
+        let Some(lock) = folder.lock()? else {
+            return Ok(());
+        };
         let Folder { pool, .. } = folder;
         let mut left = 0;
         for entry in folder.entries()? {
@@ -518,7 +621,10 @@ pub fn collect(node: &Node, network: &str, keep: &HashSet<String>) -> Result<()>
                     continue;
                 }
             };
-            let (kept, holder) = (format!("pool {pool}: {} is kept", entry.address), &lease.holder);
+            let (kept, holder) = (
+                format!("pool {pool}: {} is kept", entry.address),
+                &lease.holder,
+            );
             match lease.life(node)? {
                 Life::Alive => log::warn!("{kept}: {holder} is alive"),
                 Life::Unknown(why) if holder.netns.is_some() => {
@@ -527,7 +633,10 @@ pub fn collect(node: &Node, network: &str, keep: &HashSet<String>) -> Result<()>
                 Life::Dead | Life::Unknown(_) => {
                     folder.remove(&entry)?;
                     left -= 1;
-                    log::info!("pool {pool}: {} is released, which {holder} held", entry.address);
+                    log::info!(
+                        "pool {pool}: {} is released, which {holder} held",
+                        entry.address
+                    );
                 }
             }
         }
@@ -541,7 +650,9 @@ pub fn collect(node: &Node, network: &str, keep: &HashSet<String>) -> Result<()>
 /// Calls `work` for every directory. Returns the first error after all calls, and logs the others.
 pub fn for_each_folder(node: &Node, mut work: impl FnMut(&Folder) -> Result<()>) -> Result<()> {
     let mut errors = Vec::new();
-    let Some(root) = node.existing_run(FOLDER)?.map(Rc::new) else { return Ok(()) };
+    let Some(root) = node.existing_run(FOLDER)?.map(Rc::new) else {
+        return Ok(());
+    };
     for node_name in sorted(root.names()?) {
         let of_node = match folder_in(&root, &node_name) {
             Ok(Some(of_node)) => Rc::new(of_node),
@@ -562,21 +673,28 @@ pub fn for_each_folder(node: &Node, mut work: impl FnMut(&Folder) -> Result<()>)
         }
     }
     let mut errors = errors.into_iter();
-    let Some(first) = errors.next() else { return Ok(()) };
+    let Some(first) = errors.next() else {
+        return Ok(());
+    };
     for other in errors {
         log::error!("{other:#}");
     }
     Err(first)
 }
 
-/// The directory with this name. A link or a file of this name is not rail-ipam's: it is passed over, because no lease is
-/// lost by that, and a DEL that failed for it would fail for ever.
+/// The directory with this name. A link or a file of this name is not rail-ipam's: it is passed
+/// over, because no lease is lost by that, and a DEL that failed for it would fail for ever.
 fn folder_in(dir: &Dir, name: &str) -> Result<Option<Dir>> {
     dir.sub(name).or_else(|error| {
-        let cause = error.chain().find_map(|cause| cause.downcast_ref::<std::io::Error>());
+        let cause = error
+            .chain()
+            .find_map(|cause| cause.downcast_ref::<std::io::Error>());
         match cause.map(std::io::Error::kind) {
             Some(std::io::ErrorKind::NotADirectory) => {
-                log::warn!("{} is not a directory: remove it", dir.path().join(name).display());
+                log::warn!(
+                    "{} is not a directory: remove it",
+                    dir.path().join(name).display()
+                );
                 Ok(None)
             }
             _ => Err(error),
@@ -615,7 +733,13 @@ pub struct Folder {
 impl Folder {
     fn new(dir: Dir, of_node: &Rc<Dir>, root: &Rc<Dir>, node_name: &str, pool: &str) -> Folder {
         let (of_node, root) = (of_node.clone(), root.clone());
-        Folder { dir, of_node, root, node_name: node_name.to_owned(), pool: pool.to_owned() }
+        Folder {
+            dir,
+            of_node,
+            root,
+            node_name: node_name.to_owned(),
+            pool: pool.to_owned(),
+        }
     }
 
     fn create(root: &Rc<Dir>, node_name: &str, pool: &str) -> Result<Folder> {
@@ -626,19 +750,28 @@ impl Folder {
 
     /// The directory, if it exists.
     pub fn existing(node: &Node, node_name: &str, pool: &str) -> Result<Option<Folder>> {
-        let Some(root) = node.existing_run(FOLDER)?.map(Rc::new) else { return Ok(None) };
-        let Some(of_node) = root.sub(node_name)?.map(Rc::new) else { return Ok(None) };
+        let Some(root) = node.existing_run(FOLDER)?.map(Rc::new) else {
+            return Ok(None);
+        };
+        let Some(of_node) = root.sub(node_name)?.map(Rc::new) else {
+            return Ok(None);
+        };
         let dir = of_node.sub(pool)?;
         Ok(dir.map(|dir| Folder::new(dir, &of_node, &root, node_name, pool)))
     }
 
     /// The leases that were rebuilt.
     fn rebuilt(node: &Node) -> Result<Option<Folder>> {
-        let Some(run) = node.existing_run_dir()?.map(Rc::new) else { return Ok(None) };
-        Ok(run.sub(REBUILT)?.map(|dir| Folder::new(dir, &run, &run, "", REBUILT)))
+        let Some(run) = node.existing_run_dir()?.map(Rc::new) else {
+            return Ok(None);
+        };
+        Ok(run
+            .sub(REBUILT)?
+            .map(|dir| Folder::new(dir, &run, &run, "", REBUILT)))
     }
 
-    /// Excludes every other process that changes this pool's leases. `None` if the directory was removed meanwhile.
+    /// Excludes every other process that changes this pool's leases. `None` if the directory was
+    /// removed meanwhile.
     pub fn lock(&self) -> Result<Option<Lock>> {
         match self.dir.lock(LOCK, PATIENCE) {
             Err(error) if files::is_not_found(&error) => Ok(None),
@@ -654,8 +787,9 @@ impl Folder {
         Ok(entries)
     }
 
-    /// The lease of an entry; `None` if it is gone by now. The error says why the file is damaged: leases are renamed
-    /// into place, so rail-ipam never writes a file that is cut or does not match its name.
+    /// The lease of an entry; `None` if it is gone by now. The error says why the file is damaged:
+    /// leases are renamed into place, so rail-ipam never writes a file that is cut or does not
+    /// match its name.
     pub fn read(&self, entry: &Entry) -> Result<Option<Lease>, String> {
         let file = self.dir.path().join(&entry.name);
         let damaged = |why: String| {
@@ -667,10 +801,15 @@ impl Folder {
                 self.pool
             )
         };
-        let Some(content) = self.dir.read(&entry.name).map_err(|error| damaged(format!("{error:#}")))? else {
+        let Some(content) = self
+            .dir
+            .read(&entry.name)
+            .map_err(|error| damaged(format!("{error:#}")))?
+        else {
             return Ok(None);
         };
-        let lease: Lease = serde_json::from_slice(&content).map_err(|error| damaged(error.to_string()))?;
+        let lease: Lease =
+            serde_json::from_slice(&content).map_err(|error| damaged(error.to_string()))?;
         if lease.version != VERSION {
             return Err(damaged(format!("version {}", lease.version)));
         }
@@ -693,8 +832,8 @@ impl Folder {
         Ok(None)
     }
 
-    /// Fails if no lease could be written. It is no failure if living pods hold every address: the runtime would call the
-    /// node not ready, and after a while evict the pod that has the rail.
+    /// Fails if no lease could be written. It is no failure if living pods hold every address: the
+    /// runtime would call the node not ready, and after a while evict the pod that has the rail.
     pub fn serves(&self) -> Result<()> {
         self.dir.writable()
     }
@@ -705,11 +844,12 @@ impl Folder {
     }
 
     fn write(&self, lease: &Lease) -> Result<()> {
-        self.dir.write(&lease.file_name(), &serde_json::to_vec(lease)?)
+        self.dir
+            .write(&lease.file_name(), &serde_json::to_vec(lease)?)
     }
 
-    /// The address that `holder` can have, which nobody has by a lease of this pool, or by one that was rebuilt. The directory
-    /// is locked.
+    /// The address that `holder` can have, which nobody has by a lease of this pool, or by one that
+    /// was rebuilt. The directory is locked.
     fn choose<'f>(
         &'f self,
         ask: &Ask,
@@ -727,12 +867,17 @@ impl Folder {
             None => (),
         })?;
         if let Some(rebuilt) = rebuilt {
-            rebuilt.dir.visit(|name| held.extend(parts(name).map(|(address, _)| address)))?;
+            rebuilt
+                .dir
+                .visit(|name| held.extend(parts(name).map(|(address, _)| address)))?;
         }
         let others = || -> Result<Vec<(&'f Folder, Entry)>> {
             let mut all = Vec::new();
             for folder in std::iter::once(self).chain(rebuilt) {
-                let others = folder.entries()?.into_iter().filter(|entry| entry.key() != key);
+                let others = folder
+                    .entries()?
+                    .into_iter()
+                    .filter(|entry| entry.key() != key);
                 all.extend(others.map(|entry| (folder, entry)));
             }
             Ok(all)
@@ -746,8 +891,14 @@ impl Folder {
                     stale.push((self, entry, lease));
                 }
                 Ok(Some(lease)) if lease.holder.claim.is_some() => {
-                    lease.is_as_asked(ask).map_err(|why| failure!(TryAgain, "pool {pool}: {why}"))?;
-                    return Ok(Choice { address: lease.address, dead: Vec::new(), is_held: true });
+                    lease
+                        .is_as_asked(ask)
+                        .map_err(|why| failure!(TryAgain, "pool {pool}: {why}"))?;
+                    return Ok(Choice {
+                        address: lease.address,
+                        dead: Vec::new(),
+                        is_held: true,
+                    });
                 }
                 Ok(Some(lease)) => fail!(
                     TryAgain,
@@ -761,7 +912,11 @@ impl Folder {
         let mut choice = match ask.requested {
             None => self.any_address(&ask.allocation, held, others, node)?,
             Some(address) => match dead_holders(address, &others()?, node)? {
-                Ok(dead) => Choice { address, dead, is_held: false },
+                Ok(dead) => Choice {
+                    address,
+                    dead,
+                    is_held: false,
+                },
                 Err(alive) => fail!(TryAgain, "pool {pool}: requested address {alive}"),
             },
         };
@@ -779,8 +934,13 @@ impl Folder {
     ) -> Result<Choice<'f>> {
         let Folder { pool, .. } = self;
         held.sort_unstable();
-        if let Some(address) = allocation.first_free(|address| held.binary_search(&address).is_ok()) {
-            return Ok(Choice { address, dead: Vec::new(), is_held: false });
+        if let Some(address) = allocation.first_free(|address| held.binary_search(&address).is_ok())
+        {
+            return Ok(Choice {
+                address,
+                dead: Vec::new(),
+                is_held: false,
+            });
         }
         let entries = others()?;
         held.dedup();
@@ -788,16 +948,28 @@ impl Folder {
         let mut first = None;
         for address in &held {
             match dead_holders(*address, &entries, node)? {
-                Ok(dead) => return Ok(Choice { address: *address, dead, is_held: false }),
+                Ok(dead) => {
+                    return Ok(Choice {
+                        address: *address,
+                        dead,
+                        is_held: false,
+                    });
+                }
                 Err(alive) => first = first.or(Some(alive)),
             }
         }
-        let Some(first) = first else { return Err(allocation.no_host(pool)) };
+        let Some(first) = first else {
+            return Err(allocation.no_host(pool));
+        };
         let more = match held.len() {
             1 => String::new(),
             count => format!("; the other {} addresses are held as well", count - 1),
         };
-        Err(failure!(TryAgain, "pool {pool}: no address of {} is free: {first}{more}", allocation.prefix))
+        Err(failure!(
+            TryAgain,
+            "pool {pool}: no address of {} is free: {first}{more}",
+            allocation.prefix
+        ))
     }
 }
 
@@ -821,7 +993,8 @@ fn dead_holders<'f>(
                     Life::Unknown(why) => format!(" (cannot tell whether it is alive: {why})"),
                 };
                 let (Lease { holder, since, .. }, pool) = (lease, &folder.pool);
-                let held = format!("{address} is held by {holder} since {since}{unsure}: delete that pod");
+                let held =
+                    format!("{address} is held by {holder} since {since}{unsure}: delete that pod");
                 return Ok(Err(match pool.as_str() {
                     REBUILT => held,
                     _ => format!(
@@ -867,13 +1040,21 @@ fn rebuilt_container(netns: &NetnsId) -> String {
 
 /// Releases the rebuilt leases of an interface in this namespace. Returns whether there were any.
 pub fn release_rebuilt(node: &Node, netns: &Path, ifname: &str) -> Result<bool> {
-    let (Some(folder), Some(netns)) = (Folder::rebuilt(node)?, NetnsId::of(netns).ok().flatten()) else {
+    let (Some(folder), Some(netns)) = (Folder::rebuilt(node)?, NetnsId::of(netns).ok().flatten())
+    else {
         return Ok(false);
     };
-    let attachment = Attachment { container_id: rebuilt_container(&netns), ifname: ifname.to_owned() };
+    let attachment = Attachment {
+        container_id: rebuilt_container(&netns),
+        ifname: ifname.to_owned(),
+    };
     let key = key("", &attachment);
     let mut held_any = false;
-    for entry in folder.entries()?.into_iter().filter(|entry| entry.key() == key) {
+    for entry in folder
+        .entries()?
+        .into_iter()
+        .filter(|entry| entry.key() == key)
+    {
         folder.remove(&entry)?;
         held_any = true;
     }
@@ -883,7 +1064,12 @@ pub fn release_rebuilt(node: &Node, netns: &Path, ifname: &str) -> Result<bool> 
 /// Makes leases of addresses that were found.
 pub fn rebuild(node: &Node, found: &[Found]) -> Result<()> {
     let dir = Dir::create(&node.run_dir)?.create_sub(REBUILT)?;
-    for Found { address, ifname, netns } in found {
+    for Found {
+        address,
+        ifname,
+        netns,
+    } in found
+    {
         let holder = Holder {
             network: String::new(),
             container_id: rebuilt_container(netns),
@@ -895,7 +1081,13 @@ pub fn rebuild(node: &Node, found: &[Found]) -> Result<()> {
             claim: None,
         };
         let (boot_id, since) = (files::boot_id()?.to_owned(), files::now());
-        let lease = Lease { version: VERSION, boot_id, holder, address: *address, since };
+        let lease = Lease {
+            version: VERSION,
+            boot_id,
+            holder,
+            address: *address,
+            since,
+        };
         dir.write(&lease.file_name(), &serde_json::to_vec(&lease)?)?;
     }
     Ok(())
@@ -904,7 +1096,12 @@ pub fn rebuild(node: &Node, found: &[Found]) -> Result<()> {
 impl Lease {
     /// Whether a claim that asks again may keep the lease.
     fn is_as_asked(&self, ask: &Ask) -> Result<(), String> {
-        let Lease { holder, address, since, .. } = self;
+        let Lease {
+            holder,
+            address,
+            since,
+            ..
+        } = self;
         let held = format!("{holder} holds {address} since {since}");
         if let Some(other) = ask.requested.filter(|other| other != address) {
             return Err(format!("{held}, and now requests {other}: delete its pod"));
@@ -919,7 +1116,9 @@ impl Lease {
     /// The same attachment in a new namespace: the old sandbox was thrown away without a DEL.
     fn is_of_another_sandbox(&self, holder: &Holder) -> bool {
         match (&self.holder.netns, &holder.netns) {
-            (Some(then), Some(now)) => (then.dev, then.ino, then.created) != (now.dev, now.ino, now.created),
+            (Some(then), Some(now)) => {
+                (then.dev, then.ino, then.created) != (now.dev, now.ino, now.created)
+            }
             _ => false,
         }
     }

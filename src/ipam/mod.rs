@@ -1,6 +1,6 @@
-//! rail-ipam: the address of a rail in a pod. A pool gives each node a prefix, its allocation, which was planned with the
-//! fabric. An attachment holds one address of it, its lease. rail-ipam never invents an address, because the switch is
-//! already configured.
+//! rail-ipam: the address of a rail in a pod. A pool gives each node a prefix, its allocation,
+//! which was planned with the fabric. An attachment holds one address of it, its lease. rail-ipam
+//! never invents an address, because the switch is already configured.
 
 pub mod claim;
 pub mod config;
@@ -32,7 +32,9 @@ pub struct Ipam<'n> {
 
 /// Whether `program` is rail-ipam, or a copy of it or a link to it: it is one file with rail-cni.
 pub fn is_named_by(program: &Path) -> bool {
-    program.file_name().is_some_and(|name| name.to_string_lossy().contains("ipam"))
+    program
+        .file_name()
+        .is_some_and(|name| name.to_string_lossy().contains("ipam"))
 }
 
 impl<'n> Ipam<'n> {
@@ -41,7 +43,8 @@ impl<'n> Ipam<'n> {
         Ipam { caller: Some(node) }
     }
 
-    /// The node. A process of its own reads it, starts the log, and gives up what no call of rail-ipam does.
+    /// The node. A process of its own reads it, starts the log, and gives up what no call of
+    /// rail-ipam does.
     fn started(&self, load: fn() -> Result<Node>, network: &Network) -> Result<Cow<'n, Node>> {
         if let Some(node) = self.caller {
             return Ok(Cow::Borrowed(node));
@@ -54,7 +57,8 @@ impl<'n> Ipam<'n> {
         Ok(Cow::Owned(node))
     }
 
-    /// The configuration of a call. A runtime calls a copy of rail-ipam, or a link to it, by the name that the type is.
+    /// The configuration of a call. A runtime calls a copy of rail-ipam, or a link to it, by the
+    /// name that the type is.
     fn parse(&self, network: &Network) -> Result<Config> {
         if self.caller.is_none() {
             let program = std::env::args_os().next().unwrap_or_default();
@@ -94,9 +98,16 @@ impl Plugin for Ipam<'_> {
         let mut result = AddResult::default();
         for (Ask { allocation, .. }, address) in asks.iter().zip(addresses) {
             let address = IpNet::new(address, allocation.prefix.prefix_len())?;
-            result.ips.push(Ip { address, gateway: allocation.gateway, interface: None });
+            result.ips.push(Ip {
+                address,
+                gateway: allocation.gateway,
+                interface: None,
+            });
             for route in &allocation.routes {
-                let route = Route { gw: allocation.gateway, ..Route::to(route.dst) };
+                let route = Route {
+                    gw: allocation.gateway,
+                    ..Route::to(route.dst)
+                };
                 if !result.routes.contains(&route) {
                     result.routes.push(route);
                 }
@@ -105,8 +116,9 @@ impl Plugin for Ipam<'_> {
         Ok(result)
     }
 
-    /// Needs the key alone: pools, store and even the node's name may have changed since ADD. If there is no lease, the
-    /// run directory must be the host's: success elsewhere would leave the lease without an owner.
+    /// Needs the key alone: pools, store and even the node's name may have changed since ADD. If
+    /// there is no lease, the run directory must be the host's: success elsewhere would leave the
+    /// lease without an owner.
     fn del(&self, network: &Network, attachment: &Attachment, netns: Option<&Path>) -> Result<()> {
         let node = self.started(Node::load_lenient, network)?;
         let mut held_any = lease::release(&node, &network.name, attachment)?;
@@ -158,7 +170,10 @@ impl Plugin for Ipam<'_> {
     fn gc(&self, network: &Network, keep: &[Attachment]) -> Result<()> {
         let node = self.started(Node::load, network)?;
         node.check_place(None)?;
-        let keep: HashSet<String> = keep.iter().map(|one| lease::key(&network.name, one)).collect();
+        let keep: HashSet<String> = keep
+            .iter()
+            .map(|one| lease::key(&network.name, one))
+            .collect();
         lease::collect(&node, &network.name, &keep)
     }
 }
@@ -167,13 +182,23 @@ impl Plugin for Ipam<'_> {
 fn netns_id(netns: &Path) -> Result<Option<NetnsId>> {
     NetnsId::of(netns).map_err(|error| {
         let shown = netns.display();
-        failure!(InvalidNetns, "CNI_NETNS {shown}: {error}: a lease without a namespace would never end")
+        failure!(
+            InvalidNetns,
+            "CNI_NETNS {shown}: {error}: a lease without a namespace would never end"
+        )
     })
 }
 
-/// Fails if a result before 0.3.0, which has room for one address of each family, would lack an address.
-fn one_address_per_family_in_old_versions(version: Version, planned: &[(String, Allocation)]) -> Result<()> {
-    let families: HashSet<bool> = planned.iter().map(|(_, allocation)| allocation.is_ipv4()).collect();
+/// Fails if a result before 0.3.0, which has room for one address of each family, would lack an
+/// address.
+fn one_address_per_family_in_old_versions(
+    version: Version,
+    planned: &[(String, Allocation)],
+) -> Result<()> {
+    let families: HashSet<bool> = planned
+        .iter()
+        .map(|(_, allocation)| allocation.is_ipv4())
+        .collect();
     if version < Version::V030 && families.len() < planned.len() {
         fail!(
             InvalidConfig,
@@ -184,8 +209,8 @@ fn one_address_per_family_in_old_versions(version: Version, planned: &[(String, 
     Ok(())
 }
 
-/// Compares a lease and its allocation with the result of ADD. The result may have more, because other plugins add to
-/// it.
+/// Compares a lease and its allocation with the result of ADD. The result may have more, because
+/// other plugins add to it.
 fn compare(
     pool: &str,
     address: std::net::IpAddr,
@@ -197,8 +222,14 @@ fn compare(
         differences.push(format!("pool {pool}: the lease {address}: {why}"));
     }
     let Some(ip) = previous.ips.iter().find(|ip| ip.address.addr() == address) else {
-        let given: Vec<_> = previous.ips.iter().map(|ip| ip.address.to_string()).collect();
-        differences.push(format!("pool {pool}: the lease {address} is not in prevResult {given:?}"));
+        let given: Vec<_> = previous
+            .ips
+            .iter()
+            .map(|ip| ip.address.to_string())
+            .collect();
+        differences.push(format!(
+            "pool {pool}: the lease {address} is not in prevResult {given:?}"
+        ));
         return;
     };
     let (given, planned) = (ip.address.prefix_len(), allocation.prefix.prefix_len());

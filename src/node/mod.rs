@@ -1,5 +1,6 @@
-//! /etc/rail-cni/node.json, which the operator of the node writes. It is the only source of the paths that the
-//! programs use: a network configuration, which a tenant may have written, cannot set them.
+//! /etc/rail-cni/node.json, which the operator of the node writes. It is the only source of the
+//! paths that the programs use: a network configuration, which a tenant may have written, cannot
+//! set them.
 
 mod place;
 mod policy;
@@ -43,14 +44,15 @@ pub struct Node {
     pub run_dir: PathBuf,
     /// Where sysfs is mounted.
     pub sysfs_root: PathBuf,
-    /// Directory in which device-info files may be written. `runtimeConfig.CNIDeviceInfoFile` is a path that a
-    /// tenant's configuration can set.
+    /// Directory in which device-info files may be written. `runtimeConfig.CNIDeviceInfoFile` is a
+    /// path that a tenant's configuration can set.
     pub device_info_dir: PathBuf,
     /// The routing table of rail 0 in pods; that of rail R is R more.
     pub first_table: u32,
     /// Networks of Services and pods, which no route of a rail may cover; empty: not known.
     pub cluster_networks: Vec<IpNet>,
-    /// What the port of every rail must be set to for RoCE; `None`: ports are compared with each other only.
+    /// What the port of every rail must be set to for RoCE; `None`: ports are compared with each
+    /// other only.
     pub roce: Option<Roce>,
     /// The VFs of each rail without `vfs` of its own; `None`: they are left alone.
     vfs: Option<Vfs>,
@@ -63,7 +65,8 @@ pub struct Node {
     pub policy: Policy,
 }
 
-/// The largest number of a rail. Each has a routing table of its own, which must not be one of the kernel's, 253 to 255.
+/// The largest number of a rail. Each has a routing table of its own, which must not be one of the
+/// kernel's, 253 to 255.
 pub const MAX_RAIL: u8 = 127;
 
 /// A rail and its PF.
@@ -97,12 +100,16 @@ struct LogConfig {
 }
 
 impl LogConfig {
-    /// Whether a network may log to `requested`: it must be the operator's file, or directly in the directory
-    /// that the operator set aside for networks. In any other directory, such as /var/log, a tenant could write
-    /// into another program's file.
+    /// Whether a network may log to `requested`: it must be the operator's file, or directly in the
+    /// directory that the operator set aside for networks. In any other directory, such as
+    /// /var/log, a tenant could write into another program's file.
     fn allows(&self, requested: &Path) -> bool {
-        let name = requested.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let is_name = !name.is_empty() && !name.starts_with('.') && !name.contains(char::is_control);
+        let name = requested
+            .file_name()
+            .and_then(|name| name.to_str())
+            .unwrap_or_default();
+        let is_name =
+            !name.is_empty() && !name.starts_with('.') && !name.contains(char::is_control);
         let is_inside = self.dir.is_some() && requested.parent() == self.dir.as_deref();
         self.file.as_deref() == Some(requested) || (is_inside && is_name)
     }
@@ -156,19 +163,24 @@ impl Default for Node {
 }
 
 impl Node {
-    /// Reads node.json, or returns the defaults if the file does not exist. Fails if the file is invalid.
+    /// Reads node.json, or returns the defaults if the file does not exist. Fails if the file is
+    /// invalid.
     pub fn load() -> Result<Node> {
         let path = path();
-        let Some(members) = read(&path)? else { return Ok(Node::default()) };
+        let Some(members) = read(&path)? else {
+            return Ok(Node::default());
+        };
         whole(&path, members)
     }
 
-    /// Reads node.json for DEL, which must work whatever the file contains: an invalid key counts as absent.
-    /// Only `runDir` must be valid, because a DEL that looked for the record elsewhere would find nothing and
-    /// succeed.
+    /// Reads node.json for DEL, which must work whatever the file contains: an invalid key counts
+    /// as absent. Only `runDir` must be valid, because a DEL that looked for the record elsewhere
+    /// would find nothing and succeed.
     pub fn load_lenient() -> Result<Node> {
         let path = path();
-        let Some(members) = read(&path)? else { return Ok(Node::default()) };
+        let Some(members) = read(&path)? else {
+            return Ok(Node::default());
+        };
         let object = members.object.clone();
         whole(&path, members).or_else(|error| {
             log::warn!("{error:#}");
@@ -179,8 +191,15 @@ impl Node {
             if let Some((key, value)) = object.get_key_value("runDir") {
                 alone(key, value)?;
             }
-            let good = object.iter().filter(|(key, value)| alone(key, value).is_ok());
-            parse(&path, &good.map(|(key, value)| (key.clone(), value.clone())).collect())
+            let good = object
+                .iter()
+                .filter(|(key, value)| alone(key, value).is_ok());
+            parse(
+                &path,
+                &good
+                    .map(|(key, value)| (key.clone(), value.clone()))
+                    .collect(),
+            )
         })
     }
 
@@ -189,7 +208,8 @@ impl Node {
         whole(path, members(path, text)?)
     }
 
-    /// The name of this node in pools. It must match exactly, because the fabric was planned with it.
+    /// The name of this node in pools. It must match exactly, because the fabric was planned with
+    /// it.
     pub fn name(&self) -> Result<String> {
         match &self.node_name {
             Some(name) => Ok(name.clone()),
@@ -204,7 +224,8 @@ impl Node {
 
     /// Opens the directory `name` in the run directory if it exists, for verbs that write nothing.
     pub fn existing_run(&self, name: &str) -> Result<Option<Dir>> {
-        self.existing_run_dir()?.map_or(Ok(None), |run| run.sub(name))
+        self.existing_run_dir()?
+            .map_or(Ok(None), |run| run.sub(name))
     }
 
     /// Opens the run directory if it exists.
@@ -212,15 +233,23 @@ impl Node {
         match Dir::open(&self.run_dir) {
             Ok(dir) => Ok(Some(dir)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).with_context(|| format!("cannot open {}", self.run_dir.display())),
+            Err(error) => {
+                Err(error).with_context(|| format!("cannot open {}", self.run_dir.display()))
+            }
         }
     }
 
-    /// Fails if the run directory could not be written. Checks the nearest directory that exists, and makes
-    /// none.
+    /// Fails if the run directory could not be written. Checks the nearest directory that exists,
+    /// and makes none.
     pub fn run_is_writable(&self) -> Result<()> {
-        let there = self.run_dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
-        Dir::open(there).with_context(|| format!("cannot open {}", there.display()))?.writable()
+        let there = self
+            .run_dir
+            .ancestors()
+            .find(|path| path.exists())
+            .unwrap_or(Path::new("/"));
+        Dir::open(there)
+            .with_context(|| format!("cannot open {}", there.display()))?
+            .writable()
     }
 
     /// The time limit of a runtime's call, and of a command that changes nothing.
@@ -240,12 +269,24 @@ impl Node {
 
     /// Starts the log. A network may set the level, and a file that node.json allows.
     pub fn start_log(&self, network: &cni::Network) {
-        let text = |key| network.get(&[key]).and_then(Value::as_str).filter(|text| !text.is_empty());
-        let level = text("logLevel").and_then(crate::log::parse_level).or(self.log.level);
+        let text = |key| {
+            network
+                .get(&[key])
+                .and_then(Value::as_str)
+                .filter(|text| !text.is_empty())
+        };
+        let level = text("logLevel")
+            .and_then(crate::log::parse_level)
+            .or(self.log.level);
         let requested = text("logFile").map(Path::new);
         let allowed = requested.filter(|requested| self.log.allows(requested));
         calls::is_below(&self.run_dir);
-        calls::rail(network.get(&["rail"]).and_then(Value::as_u64).and_then(|rail| rail.try_into().ok()));
+        calls::rail(
+            network
+                .get(&["rail"])
+                .and_then(Value::as_u64)
+                .and_then(|rail| rail.try_into().ok()),
+        );
         watchdog::allow(self.call_timeout());
         let file = allowed.or(self.log.file.as_deref());
         crate::log::configure(level.unwrap_or(LevelFilter::Info), self.log.format, file);
@@ -259,7 +300,9 @@ impl Node {
 
 /// The path of node.json.
 pub fn path() -> PathBuf {
-    std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map_or_else(|| PATH.into(), PathBuf::from)
+    std::env::var_os(VARIABLE)
+        .filter(|value| !value.is_empty())
+        .map_or_else(|| PATH.into(), PathBuf::from)
 }
 
 fn read(path: &Path) -> Result<Option<Members>> {
@@ -288,8 +331,8 @@ fn whole(path: &Path, members: Members) -> Result<Node> {
     parse(path, &Value::Object(members.object))
 }
 
-/// Adds the known key that was probably meant. serde names the unknown key and then all known ones, in
-/// backquotes.
+/// Adds the known key that was probably meant. serde names the unknown key and then all known ones,
+/// in backquotes.
 fn with_nearest(error: &str) -> String {
     let mut words = error.split('`').skip(1).step_by(2);
     let unknown = words.next().filter(|_| error.contains("unknown field"));
@@ -301,7 +344,12 @@ fn with_nearest(error: &str) -> String {
 
 fn parse(path: &Path, value: &Value) -> Result<Node> {
     let node: Node = serde_path_to_error::deserialize(value).map_err(|error| {
-        failure!(InvalidConfig, "{}: {}", path.display(), with_nearest(&error.to_string()))
+        failure!(
+            InvalidConfig,
+            "{}: {}",
+            path.display(),
+            with_nearest(&error.to_string())
+        )
     })?;
     check(&node).with_context(|| path.display().to_string())?;
     Ok(node)
@@ -315,18 +363,39 @@ fn check(node: &Node) -> Result<()> {
         ("sysfsRoot", &node.sysfs_root),
         ("deviceInfoDir", &node.device_info_dir),
     ];
-    let mut dirs = dirs.into_iter().chain(node.log.dir.as_ref().map(|dir| ("log.dir", dir)));
+    let mut dirs = dirs
+        .into_iter()
+        .chain(node.log.dir.as_ref().map(|dir| ("log.dir", dir)));
     if let Some((key, dir)) = dirs.find(|(_, dir)| !dir.is_absolute()) {
-        fail!(InvalidConfig, "{key}: {} must be an absolute path", dir.display());
+        fail!(
+            InvalidConfig,
+            "{key}: {} must be an absolute path",
+            dir.display()
+        );
     }
     if !(1..=3600).contains(&node.call_timeout) {
-        fail!(InvalidConfig, "callTimeout: {} must be 1 to 3600 seconds", node.call_timeout);
+        fail!(
+            InvalidConfig,
+            "callTimeout: {} must be 1 to 3600 seconds",
+            node.call_timeout
+        );
     }
     if !matches!(node.first_table, 1..=125 | 256..=1_000_000) {
-        fail!(InvalidConfig, "firstTable: {} must be 1 to 125 or 256 to 1000000", node.first_table);
+        fail!(
+            InvalidConfig,
+            "firstTable: {} must be 1 to 125 or 256 to 1000000",
+            node.first_table
+        );
     }
-    if let Some(name) = node.node_name.as_ref().filter(|name| !cni::is_identifier(name)) {
-        fail!(InvalidConfig, "nodeName: {name:?} cannot be the name of a node");
+    if let Some(name) = node
+        .node_name
+        .as_ref()
+        .filter(|name| !cni::is_identifier(name))
+    {
+        fail!(
+            InvalidConfig,
+            "nodeName: {name:?} cannot be the name of a node"
+        );
     }
     for (index, one) in node.rails.iter().enumerate() {
         let mut before = node.rails[..index].iter();
@@ -334,7 +403,11 @@ fn check(node: &Node) -> Result<()> {
             fail!(InvalidConfig, "rails: rail {} is listed twice", one.rail);
         }
         if one.rail > MAX_RAIL {
-            fail!(InvalidConfig, "rails: rail {} is more than {MAX_RAIL}", one.rail);
+            fail!(
+                InvalidConfig,
+                "rails: rail {} is more than {MAX_RAIL}",
+                one.rail
+            );
         }
         policy::check_pf("rails", &one.pf)?;
     }
@@ -355,9 +428,13 @@ mod tests {
 
     #[test]
     fn a_key_of_a_policy_that_nothing_knows_is_refused() {
-        let parsed = |keys: Value| parse(Path::new("node.json"), &json!({"policy": {"vfKeys": keys}}));
+        let parsed =
+            |keys: Value| parse(Path::new("node.json"), &json!({"policy": {"vfKeys": keys}}));
         assert!(parsed(json!(VF_KEYS)).is_ok() && parsed(json!([])).is_ok());
-        let error = format!("{:#}", parsed(json!(["vlan", "infinibandGuid"])).unwrap_err());
+        let error = format!(
+            "{:#}",
+            parsed(json!(["vlan", "infinibandGuid"])).unwrap_err()
+        );
         assert!(error.contains("\"infinibandGuid\""), "{error}");
         assert!(error.ends_with("infinibandGUID?"), "{error}");
     }
@@ -365,9 +442,19 @@ mod tests {
     #[test]
     fn what_editors_and_lspci_make_of_a_node_is_read_or_refused_by_its_key() {
         let parsed = |text: &str| Node::parse(Path::new("node.json"), text.as_bytes());
-        assert!(parsed("\u{feff}{\"callTimeout\": 9}\r\n").is_ok_and(|node| node.call_timeout == 9));
-        for pf in ["0000:1A:00.0", "10000:e1:00.0", "mlx5_core.sf.4", "ens1f0np0"] {
-            assert!(parsed(&json!({"rails": [{"rail": 0, "pf": pf}]}).to_string()).is_ok(), "{pf}");
+        assert!(
+            parsed("\u{feff}{\"callTimeout\": 9}\r\n").is_ok_and(|node| node.call_timeout == 9)
+        );
+        for pf in [
+            "0000:1A:00.0",
+            "10000:e1:00.0",
+            "mlx5_core.sf.4",
+            "ens1f0np0",
+        ] {
+            assert!(
+                parsed(&json!({"rails": [{"rail": 0, "pf": pf}]}).to_string()).is_ok(),
+                "{pf}"
+            );
         }
         let mut said = Vec::new();
         for (text, key) in [
@@ -377,7 +464,10 @@ mod tests {
             (r#"{"policy": {"pfs": ["1a:00.0"]}}"#, "policy.pfs: "),
             (r#"{"policy": {"ipam": ["../bin/x"]}}"#, "policy.ipam: "),
             (r#"{"runDir": "/a", "runDir": "/b"}"#, "runDir: "),
-            (r#"{"policy": {"vfsOnly": true, "vfsOnly": false}}"#, "policy.vfsOnly: "),
+            (
+                r#"{"policy": {"vfsOnly": true, "vfsOnly": false}}"#,
+                "policy.vfsOnly: ",
+            ),
             (r#"{"runDir": "/a",}"#, ""),
         ] {
             let error = format!("{:#}", parsed(text).unwrap_err());
@@ -389,8 +479,12 @@ mod tests {
 
     #[test]
     fn a_rail_has_a_table_that_is_not_the_kernels() {
-        let parsed =
-            |rail: Value| parse(Path::new("node.json"), &json!({"rails": [{"rail": rail, "pf": "ens1f0"}]}));
+        let parsed = |rail: Value| {
+            parse(
+                Path::new("node.json"),
+                &json!({"rails": [{"rail": rail, "pf": "ens1f0"}]}),
+            )
+        };
         assert!(parsed(json!(MAX_RAIL)).is_ok_and(|node| node.rails[0].pool));
         let error = format!("{:#}", parsed(json!(155)).unwrap_err());
         assert!(error.contains("rails: rail 155"), "{error}");
@@ -398,12 +492,20 @@ mod tests {
 
     #[test]
     fn networks_of_the_cluster_are_prefixes() {
-        let parsed = |networks: Value| parse(Path::new("node.json"), &json!({"clusterNetworks": networks}));
+        let parsed = |networks: Value| {
+            parse(
+                Path::new("node.json"),
+                &json!({"clusterNetworks": networks}),
+            )
+        };
         let node = parsed(json!(["10.96.0.0/12", "fd00:10:96::/112"])).unwrap();
         let shown: Vec<_> = node.cluster_networks.iter().map(IpNet::to_string).collect();
         assert_eq!(shown, ["10.96.0.0/12", "fd00:10:96::/112"]);
         for (networks, told) in [
-            (json!(["10.244.0.0/16", "10.96.0.1/12"]), "clusterNetworks[1]: 10.96.0.1/12 "),
+            (
+                json!(["10.244.0.0/16", "10.96.0.1/12"]),
+                "clusterNetworks[1]: 10.96.0.1/12 ",
+            ),
             (json!(["0.0.0.0/0"]), "clusterNetworks[0]: 0.0.0.0/0 "),
             (json!(["10.96.0.0"]), "clusterNetworks[0]: "),
             (json!("10.96.0.0/12"), "clusterNetworks: "),

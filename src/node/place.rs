@@ -1,5 +1,5 @@
-//! Checks that the run directory is the host's. Leases and records in a container's own /run are invisible to
-//! everybody else: an address would be given twice, and a DEL would find nothing.
+//! Checks that the run directory is the host's. Leases and records in a container's own /run are
+//! invisible to everybody else: an address would be given twice, and a DEL would find nothing.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
@@ -17,13 +17,16 @@ const RUN: [&str; 2] = ["/run", "/var/run"];
 const INIT_ROOT: &str = "/proc/1/root";
 
 impl Node {
-    /// Fails where the run directory provably belongs to a container. A run directory that is not below /run
-    /// was chosen by the operator and is accepted. `netns` is CNI_NETNS.
+    /// Fails where the run directory provably belongs to a container. A run directory that is not
+    /// below /run was chosen by the operator and is accepted. `netns` is CNI_NETNS.
     pub fn check_place(&self, netns: Option<&Path>) -> Result<()> {
         if !is_below_run(&self.run_dir) {
             return Ok(());
         }
-        let nearest = self.run_dir.ancestors().find_map(|path| path.canonicalize().ok());
+        let nearest = self
+            .run_dir
+            .ancestors()
+            .find_map(|path| path.canonicalize().ok());
         let nearest = nearest.unwrap_or_else(|| PathBuf::from("/"));
         self.check_directory(&nearest, netns).map_err(|error| {
             failure!(
@@ -46,23 +49,41 @@ impl Node {
             let theirs = theirs.metadata();
             let is_theirs = match &theirs {
                 Ok(theirs) => (theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino()),
-                Err(error) => !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),
+                Err(error) => {
+                    !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+                }
             };
             if !is_theirs {
-                fail!(Io, "runDir {run_dir}: {shown} is not the directory that process 1 sees");
+                fail!(
+                    Io,
+                    "runDir {run_dir}: {shown} is not the directory that process 1 sees"
+                );
             }
             if theirs.is_ok() && is_init_the_hosts() {
                 return Ok(());
             }
         }
         if statfs(nearest).with_context(look)?.filesystem_type() == OVERLAYFS_SUPER_MAGIC {
-            fail!(Io, "runDir {run_dir}: {shown} is on an overlay file system, which belongs to a container");
+            fail!(
+                Io,
+                "runDir {run_dir}: {shown} is on an overlay file system, which belongs to a container"
+            );
         }
-        let Some(directory) = netns.and_then(directory_of).filter(|directory| is_below_run(directory)) else {
+        let Some(directory) = netns
+            .and_then(directory_of)
+            .filter(|directory| is_below_run(directory))
+        else {
             return Ok(());
         };
-        if directory.metadata().is_ok_and(|directory| directory.dev() != ours.dev()) {
-            fail!(Io, "runDir {run_dir}: {shown} is on another file system than {}", directory.display());
+        if directory
+            .metadata()
+            .is_ok_and(|directory| directory.dev() != ours.dev())
+        {
+            fail!(
+                Io,
+                "runDir {run_dir}: {shown} is on another file system than {}",
+                directory.display()
+            );
         }
         Ok(())
     }
@@ -72,8 +93,8 @@ fn is_below_run(path: &Path) -> bool {
     RUN.iter().any(|run| path.starts_with(run))
 }
 
-/// The directory of the file that a namespace is mounted on. The namespace itself is on a file system of its
-/// own.
+/// The directory of the file that a namespace is mounted on. The namespace itself is on a file
+/// system of its own.
 fn directory_of(netns: &Path) -> Option<PathBuf> {
     let real = netns.canonicalize().ok();
     let directory = real.as_deref().and_then(Path::parent).map(Path::to_owned);
@@ -86,7 +107,13 @@ mod tests {
 
     #[test]
     fn a_run_directory_elsewhere_was_chosen() {
-        let node = Node { run_dir: "/nonexistent/rail-cni".into(), ..Node::default() };
-        assert!(node.check_place(Some(Path::new("/proc/self/ns/net"))).is_ok());
+        let node = Node {
+            run_dir: "/nonexistent/rail-cni".into(),
+            ..Node::default()
+        };
+        assert!(
+            node.check_place(Some(Path::new("/proc/self/ns/net")))
+                .is_ok()
+        );
     }
 }

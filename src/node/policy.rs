@@ -1,5 +1,5 @@
-//! node.json's `policy`: which devices this node hands out, and what a network may ask for. What it says of a device is
-//! asked here by ADD and by `railctl lease`.
+//! node.json's `policy`: which devices this node hands out, and what a network may ask for. What it
+//! says of a device is asked here by ADD and by `railctl lease`.
 
 use anyhow::Result;
 use serde::Deserialize;
@@ -9,8 +9,8 @@ use crate::nearest::nearest;
 use crate::sysfs::{DeviceId, Function, Pf};
 use crate::{cni, fail};
 
-/// Limits for networks. An absent list allows everything; `kinds`, `pfs_with_vfs` and `host_addresses` allow what
-/// is refused without them.
+/// Limits for networks. An absent list allows everything; `kinds`, `pfs_with_vfs` and
+/// `host_addresses` allow what is refused without them.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Policy {
@@ -24,7 +24,8 @@ pub struct Policy {
     pub vfs_only: bool,
     /// Those of [`VF_KEYS`](super::VF_KEYS) that networks may use.
     pub vf_keys: Option<Vec<String>>,
-    /// Kinds of netdevs that may be attached besides functions of a bus: `veth`, `netdevsim`, `representor`.
+    /// Kinds of netdevs that may be attached besides functions of a bus: `veth`, `netdevsim`,
+    /// `representor`.
     pub kinds: Vec<String>,
     /// Whether a PF that has VFs may be attached itself.
     pub pfs_with_vfs: bool,
@@ -32,11 +33,13 @@ pub struct Policy {
     pub inline_pools: bool,
     /// Whether a network may take a device with the host's addresses, and these with it.
     pub host_addresses: bool,
-    /// The IPAM plugins that networks may name; by default those that are known to be no more than that.
+    /// The IPAM plugins that networks may name; by default those that are known to be no more than
+    /// that.
     pub ipam: Vec<String>,
 }
 
-/// The IPAM plugins that are known to be no more than that, and to work with a device that comes after its address.
+/// The IPAM plugins that are known to be no more than that, and to work with a device that comes
+/// after its address.
 const IPAM: [&str; 9] = [
     "rail-ipam",
     "host-local",
@@ -75,7 +78,8 @@ pub struct Judged<'a> {
     pub function: Option<&'a Function>,
     /// Its PF, or itself.
     pub pf: Option<&'a Pf>,
-    /// Its kind, if it is not a PCI or auxiliary function, but stands for one or is made by software.
+    /// Its kind, if it is not a PCI or auxiliary function, but stands for one or is made by
+    /// software.
     pub kind: Option<&'a str>,
 }
 
@@ -96,15 +100,25 @@ impl Policy {
         for pf in self.pfs.iter().flatten() {
             check_pf("policy.pfs", pf)?;
         }
-        if let Some(name) = self.ipam.iter().find(|name| name.is_empty() || name.contains('/')) {
-            fail!(InvalidConfig, "policy.ipam: {name:?} is not the name of a plugin");
+        if let Some(name) = self
+            .ipam
+            .iter()
+            .find(|name| name.is_empty() || name.contains('/'))
+        {
+            fail!(
+                InvalidConfig,
+                "policy.ipam: {name:?} is not the name of a plugin"
+            );
         }
         let mut vf_keys = self.vf_keys.iter().flatten();
         if let Some(key) = vf_keys.find(|key| !VF_KEYS.contains(&key.as_str())) {
             let known = VF_KEYS.join(", ");
-            let meant =
-                nearest(key, VF_KEYS).map_or(String::new(), |meant| format!(": did you mean {meant}?"));
-            fail!(InvalidConfig, "policy.vfKeys: {key:?} is not one of {known}{meant}");
+            let meant = nearest(key, VF_KEYS)
+                .map_or(String::new(), |meant| format!(": did you mean {meant}?"));
+            fail!(
+                InvalidConfig,
+                "policy.vfKeys: {key:?} is not one of {known}{meant}"
+            );
         }
         Ok(())
     }
@@ -112,7 +126,10 @@ impl Policy {
     /// Refuses a device that this node does not hand out.
     pub fn check_device(&self, device: &Judged<'_>) -> Result<()> {
         let what = &device.what;
-        if let Some(kind) = device.kind.filter(|kind| !self.kinds.iter().any(|allowed| allowed == kind)) {
+        if let Some(kind) = device
+            .kind
+            .filter(|kind| !self.kinds.iter().any(|allowed| allowed == kind))
+        {
             fail!(
                 InvalidConfig,
                 "{what} is a {kind} device, not a PCI or auxiliary function: this node hands it out only if policy.kinds of \
@@ -120,16 +137,28 @@ impl Policy {
             );
         }
         if self.vfs_only && !device.function.is_some_and(Function::is_vf) {
-            fail!(InvalidConfig, "{what} is not a VF: this node's policy allows VFs only");
+            fail!(
+                InvalidConfig,
+                "{what} is not a VF: this node's policy allows VFs only"
+            );
         }
         if let Some(allowed) = &self.pfs {
-            if !device.pf.is_some_and(|pf| allowed.iter().any(|text| pf.is(text))) {
-                fail!(InvalidConfig, "{what} is not on one of the PFs {allowed:?} of this node's policy");
+            if !device
+                .pf
+                .is_some_and(|pf| allowed.iter().any(|text| pf.is(text)))
+            {
+                fail!(
+                    InvalidConfig,
+                    "{what} is not on one of the PFs {allowed:?} of this node's policy"
+                );
             }
         }
         if let Some(allowed) = &self.drivers {
             let driver = device.function.and_then(Function::driver);
-            if !driver.as_ref().is_some_and(|driver| allowed.contains(driver)) {
+            if !driver
+                .as_ref()
+                .is_some_and(|driver| allowed.contains(driver))
+            {
                 let driver = driver.as_deref().unwrap_or("no driver");
                 fail!(
                     InvalidConfig,
@@ -137,7 +166,11 @@ impl Policy {
                 );
             }
         }
-        let vfs = if device.kind.is_none() { device.function.map_or(0, Function::vf_count) } else { 0 };
+        let vfs = if device.kind.is_none() {
+            device.function.map_or(0, Function::vf_count)
+        } else {
+            0
+        };
         if vfs > 0 && !self.pfs_with_vfs {
             fail!(
                 InvalidConfig,
@@ -150,10 +183,16 @@ impl Policy {
 
     /// Refuses a rail that this node does not hand out. `rail` is the device's, `None` if unknown.
     pub fn check_rail(&self, what: &str, rail: Option<u8>) -> Result<()> {
-        let Some(allowed) = &self.rails else { return Ok(()) };
+        let Some(allowed) = &self.rails else {
+            return Ok(());
+        };
         if !rail.is_some_and(|rail| allowed.contains(&rail)) {
-            let rail = rail.map_or_else(|| "no known rail".to_owned(), |rail| format!("rail {rail}"));
-            fail!(InvalidConfig, "{what} is on {rail}, and this node's policy allows the rails {allowed:?}");
+            let rail =
+                rail.map_or_else(|| "no known rail".to_owned(), |rail| format!("rail {rail}"));
+            fail!(
+                InvalidConfig,
+                "{what} is on {rail}, and this node's policy allows the rails {allowed:?}"
+            );
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! The section `roce` of node.json: what every rail's port must be set to. `railctl doctor` compares; nothing sets it.
+//! The section `roce` of node.json: what every rail's port must be set to. `railctl doctor`
+//! compares; nothing sets it.
 
 use anyhow::Result;
 use serde::Deserialize;
@@ -35,13 +36,19 @@ impl Roce {
 
     /// The priorities with priority flow control, as bits.
     pub fn pfc(&self) -> Option<u8> {
-        self.pfc.as_ref().map(|list| list.iter().fold(0, |bits, priority| bits | 1u8 << (priority & 7)))
+        self.pfc.as_ref().map(|list| {
+            list.iter()
+                .fold(0, |bits, priority| bits | 1u8 << (priority & 7))
+        })
     }
 
     /// Fails if a value is out of its range, or if no port could satisfy all of them.
     pub fn check(&self) -> Result<()> {
         if let Some(wrong) = self.pfc.iter().flatten().find(|priority| **priority > 7) {
-            fail!(InvalidConfig, "roce.pfc: {wrong} must be a priority, 0 to 7");
+            fail!(
+                InvalidConfig,
+                "roce.pfc: {wrong} must be a priority, 0 to 7"
+            );
         }
         let Some(tos) = self.tos else { return Ok(()) };
         if tos & 3 != 0 {
@@ -53,10 +60,16 @@ impl Roce {
             );
         }
         if self.trust == Some(Trust::Pcp) {
-            fail!(InvalidConfig, "roce.tos: ports with \"trust\": \"pcp\" ignore it: remove one of them");
+            fail!(
+                InvalidConfig,
+                "roce.tos: ports with \"trust\": \"pcp\" ignore it: remove one of them"
+            );
         }
         if self.pfc() == Some(0) {
-            fail!(InvalidConfig, "roce.tos: with \"pfc\": [] no priority is lossless: remove one of them");
+            fail!(
+                InvalidConfig,
+                "roce.tos: with \"pfc\": [] no priority is lossless: remove one of them"
+            );
         }
         Ok(())
     }
@@ -76,8 +89,14 @@ mod tests {
     #[test]
     fn only_what_a_port_can_satisfy_is_accepted() {
         let all = parsed(json!({"trust": "dscp", "pfc": [3, 5], "tos": 96, "ecn": true})).unwrap();
-        assert_eq!((all.trust(), all.pfc(), all.tos), (Some(Trust::Dscp), Some(0b10_1000), Some(96)));
-        assert_eq!(parsed(json!({"tos": 96})).unwrap().trust(), Some(Trust::Dscp));
+        assert_eq!(
+            (all.trust(), all.pfc(), all.tos),
+            (Some(Trust::Dscp), Some(0b10_1000), Some(96))
+        );
+        assert_eq!(
+            parsed(json!({"tos": 96})).unwrap().trust(),
+            Some(Trust::Dscp)
+        );
         let none = parsed(json!({"trust": "pcp", "pfc": []})).unwrap();
         assert_eq!((none.trust(), none.pfc()), (Some(Trust::Pcp), Some(0)));
         assert_eq!(parsed(json!({})).unwrap().pfc(), None);

@@ -1,4 +1,5 @@
-//! The key `vfs` of node.json: the VFs that a rail's PF must have. `railctl vfs` makes them; ADD makes none.
+//! The key `vfs` of node.json: the VFs that a rail's PF must have. `railctl vfs` makes them; ADD
+//! makes none.
 
 use anyhow::Result;
 use serde::Deserialize;
@@ -36,18 +37,34 @@ pub enum Driver {
 impl Vfs {
     /// What the PF must have set for each of its VFs.
     pub fn settings(&self) -> VfState {
-        let Vfs { trust, spoofchk, link_state, .. } = *self;
-        VfState { trust, spoofchk, link_state, ..VfState::default() }
+        let Vfs {
+            trust,
+            spoofchk,
+            link_state,
+            ..
+        } = *self;
+        VfState {
+            trust,
+            spoofchk,
+            link_state,
+            ..VfState::default()
+        }
     }
 
     fn check(&self, key: &str) -> Result<()> {
         // As for the networks of pods: IPv6 needs 1280, and no NIC has more than 65535.
         if let Some(mtu) = self.mtu.filter(|mtu| !(1280..=65535).contains(mtu)) {
-            fail!(InvalidConfig, "{key}.mtu: {mtu} must be 1280 to 65535 bytes");
+            fail!(
+                InvalidConfig,
+                "{key}.mtu: {mtu} must be 1280 to 65535 bytes"
+            );
         }
         let is_of_vfs = self.driver.is_some() || self.settings() != VfState::default();
         if self.number == 0 && is_of_vfs {
-            fail!(InvalidConfig, "{key}: with \"number\": 0 there are no VFs to configure");
+            fail!(
+                InvalidConfig,
+                "{key}: with \"number\": 0 there are no VFs to configure"
+            );
         }
         Ok(())
     }
@@ -69,14 +86,23 @@ impl Node {
 pub(super) fn check(node: &Node) -> Result<()> {
     node.vfs.iter().try_for_each(|vfs| vfs.check("vfs"))?;
     for (index, one) in node.rails.iter().enumerate() {
-        one.vfs.iter().try_for_each(|vfs| vfs.check(&format!("rails[{index}].vfs")))?;
+        one.vfs
+            .iter()
+            .try_for_each(|vfs| vfs.check(&format!("rails[{index}].vfs")))?;
         let other = node.rails[..index].iter().find(|other| other.pf == one.pf);
         if other.is_some_and(|other| node.vfs_of(other) != node.vfs_of(one)) {
-            fail!(InvalidConfig, "rails[{index}].vfs: another row has other VFs for {}", one.pf);
+            fail!(
+                InvalidConfig,
+                "rails[{index}].vfs: another row has other VFs for {}",
+                one.pf
+            );
         }
     }
     if node.vfs.is_some() && node.rails.is_empty() {
-        fail!(InvalidConfig, "vfs: there are no PFs to create them on: list the rails");
+        fail!(
+            InvalidConfig,
+            "vfs: there are no PFs to create them on: list the rails"
+        );
     }
     Ok(())
 }
@@ -100,13 +126,27 @@ mod tests {
             {"rail": 1, "pf": "p1", "vfs": {"number": 2, "driver": "vfio-pci", "trust": true, "linkState": "auto"}}]}))
         .unwrap();
         let of = |rail: usize| node.vfs_of(&node.rails[rail]).unwrap();
-        assert_eq!((of(0).number, of(0).mtu, of(0).driver), (1, Some(9216), Some(Driver::Netdev)));
+        assert_eq!(
+            (of(0).number, of(0).mtu, of(0).driver),
+            (1, Some(9216), Some(Driver::Netdev))
+        );
         assert_eq!(of(0).settings(), VfState::default());
-        assert_eq!((of(1).number, of(1).mtu, of(1).driver), (2, None, Some(Driver::Vfio)));
-        let wanted = VfState { trust: Some(true), link_state: Some(LinkState::Auto), ..VfState::default() };
+        assert_eq!(
+            (of(1).number, of(1).mtu, of(1).driver),
+            (2, None, Some(Driver::Vfio))
+        );
+        let wanted = VfState {
+            trust: Some(true),
+            link_state: Some(LinkState::Auto),
+            ..VfState::default()
+        };
         assert_eq!(of(1).settings(), wanted);
         assert!(node.has_vfs_to_make());
-        assert!(!parsed(&json!({"rails": [{"rail": 0, "pf": "p0"}]})).unwrap().has_vfs_to_make());
+        assert!(
+            !parsed(&json!({"rails": [{"rail": 0, "pf": "p0"}]}))
+                .unwrap()
+                .has_vfs_to_make()
+        );
     }
 
     #[test]
@@ -116,10 +156,22 @@ mod tests {
         assert!(parsed(&json!({"rails": twice(1, 1)})).is_ok());
         let mut said = Vec::new();
         for (node, told) in [
-            (json!({"rails": rails, "vfs": {"number": 1, "mtu": 900}}), "vfs.mtu: 900"),
-            (json!({"rails": rails, "vfs": {"number": 0, "trust": true}}), "vfs: with \"number\": 0"),
-            (json!({"rails": rails, "vfs": {"number": 1, "driver": "mlx5_core"}}), "vfs.driver"),
-            (json!({"rails": rails, "vfs": {"number": 1, "Trust": true}}), " trust?"),
+            (
+                json!({"rails": rails, "vfs": {"number": 1, "mtu": 900}}),
+                "vfs.mtu: 900",
+            ),
+            (
+                json!({"rails": rails, "vfs": {"number": 0, "trust": true}}),
+                "vfs: with \"number\": 0",
+            ),
+            (
+                json!({"rails": rails, "vfs": {"number": 1, "driver": "mlx5_core"}}),
+                "vfs.driver",
+            ),
+            (
+                json!({"rails": rails, "vfs": {"number": 1, "Trust": true}}),
+                " trust?",
+            ),
             (json!({"rails": rails, "vfs": {"mtu": 9000}}), "`number`"),
             (json!({"vfs": {"number": 1}}), "vfs: "),
             (json!({"rails": twice(1, 2)}), "rails[1].vfs: "),

@@ -1,4 +1,5 @@
-//! An allocation: the prefix that a pool gives to a node, and the addresses of it that pods can have.
+//! An allocation: the prefix that a pool gives to a node, and the addresses of it that pods can
+//! have.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,7 +13,8 @@ use crate::fault::Fault;
 
 /// The version of the store's files, which rail-ipam 0.1.0 reads.
 pub const NUMBERED: u32 = 1;
-/// The version for a link without a prefix of its own: the host has a /32 or /128, and the gateway is outside of it.
+/// The version for a link without a prefix of its own: the host has a /32 or /128, and the gateway
+/// is outside of it.
 pub const UNNUMBERED: u32 = 2;
 
 /// The prefix of a node in a pool, in the form of the store's files.
@@ -35,8 +37,9 @@ pub struct Allocation {
     /// Addresses that no pod may have.
     #[serde(default)]
     pub exclusions: Vec<Range>,
-    /// Where the cable ends: one leaf port, or with `hwplb` one on each plane. Only messages use it, and the store
-    /// has it in a file of its own, because rail-ipam 0.1.0 refuses a key that it does not know.
+    /// Where the cable ends: one leaf port, or with `hwplb` one on each plane. Only messages use
+    /// it, and the store has it in a file of its own, because rail-ipam 0.1.0 refuses a key that it
+    /// does not know.
     #[serde(skip)]
     pub leaf_ports: Vec<LeafPort>,
 }
@@ -53,7 +56,11 @@ pub struct LeafPort {
 
 /// Several leaf ports in the form of messages and manifests: `leaf-1 swp2, leaf-2 swp2`.
 pub fn join(ports: &[LeafPort]) -> String {
-    ports.iter().map(LeafPort::to_string).collect::<Vec<_>>().join(", ")
+    ports
+        .iter()
+        .map(LeafPort::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 impl fmt::Display for LeafPort {
@@ -87,12 +94,18 @@ pub struct Range {
 }
 
 impl Allocation {
-    /// Fails with the first fault of an allocation that a plan, or an editor of the store, made wrong.
+    /// Fails with the first fault of an allocation that a plan, or an editor of the store, made
+    /// wrong.
     pub fn check(&self) -> Result<(), Fault> {
-        let Allocation { prefix, gateway, .. } = self;
+        let Allocation {
+            prefix, gateway, ..
+        } = self;
         let is_ours = |address: IpAddr| address.is_ipv4() == self.is_ipv4();
         if *prefix != prefix.trunc() {
-            let problem = format!("{prefix} has host bits set, the prefix is {}", prefix.trunc());
+            let problem = format!(
+                "{prefix} has host bits set, the prefix is {}",
+                prefix.trunc()
+            );
             return Err(Fault::new("prefix", problem));
         }
         if let Some(gateway) = gateway {
@@ -108,7 +121,9 @@ impl Allocation {
             }
             let is_edge = *gateway == prefix.network() || *gateway == prefix.broadcast();
             if self.is_ipv4() && prefix.prefix_len() < 31 && is_edge {
-                return wrong(format!("{gateway} is the network or broadcast address of {prefix}"));
+                return wrong(format!(
+                    "{gateway} is the network or broadcast address of {prefix}"
+                ));
             }
         }
         for (index, To { dst }) in self.routes.iter().enumerate() {
@@ -117,7 +132,9 @@ impl Allocation {
                 return wrong(format!("{dst}: a rail carries no default route"));
             }
             if !is_ours(dst.addr()) || *dst != dst.trunc() {
-                return wrong(format!("{dst} has host bits set or is of the other address family"));
+                return wrong(format!(
+                    "{dst} has host bits set or is of the other address family"
+                ));
             }
         }
         for (index, Range { start, end }) in self.exclusions.iter().enumerate() {
@@ -129,7 +146,8 @@ impl Allocation {
         Ok(())
     }
 
-    /// Takes over the leaf ports of an earlier plan for the same link, because manifests do not say where cables end.
+    /// Takes over the leaf ports of an earlier plan for the same link, because manifests do not say
+    /// where cables end.
     pub fn keep_leaf_ports_of(&mut self, before: &Allocation) {
         let is_same_link = (self.prefix, self.gateway) == (before.prefix, before.gateway);
         if self.leaf_ports.is_empty() && is_same_link {
@@ -137,15 +155,18 @@ impl Allocation {
         }
     }
 
-    /// Whether pods get the same addresses from both, whatever is excluded besides. Large prefixes are not walked.
+    /// Whether pods get the same addresses from both, whatever is excluded besides. Large prefixes
+    /// are not walked.
     pub fn gives_the_same(&self, other: &Allocation) -> bool {
         const WALKED: u128 = 256;
         if (self.prefix, self.gateway) != (other.prefix, other.gateway) {
             return false;
         }
         let (first, last) = self.hosts();
-        let gives =
-            |of: &Allocation, at| of.check_host(address(at, IpVersion::of(self.prefix.addr()))).is_ok();
+        let gives = |of: &Allocation, at| {
+            of.check_host(address(at, IpVersion::of(self.prefix.addr())))
+                .is_ok()
+        };
         self.exclusions == other.exclusions
             || (last.saturating_sub(first) < WALKED
                 && (first..=last).all(|at| gives(self, at) == gives(other, at)))
@@ -161,13 +182,18 @@ impl Allocation {
         self.prefix.addr().is_ipv4()
     }
 
-    /// The lowest address that a pod can have and that is not `held`. An exclusion is passed in one step, because an
-    /// IPv6 prefix is too large to be walked.
+    /// The lowest address that a pod can have and that is not `held`. An exclusion is passed in one
+    /// step, because an IPv6 prefix is too large to be walked.
     pub fn first_free(&self, held: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
         let (mut at, last) = self.hosts();
         while at <= last {
             let address = address(at, IpVersion::of(self.prefix.addr()));
-            match self.exclusions.iter().filter(|range| range.contains(address)).map(|range| range.end).max()
+            match self
+                .exclusions
+                .iter()
+                .filter(|range| range.contains(address))
+                .map(|range| range.end)
+                .max()
             {
                 Some(end) => at = bits(end).checked_add(1)?,
                 None if Some(address) == self.gateway || held(address) => at = at.checked_add(1)?,
@@ -184,14 +210,22 @@ impl Allocation {
             return Err(format!("is outside of this node's prefix {prefix}"));
         }
         if Some(address) == self.gateway {
-            return Err(format!("is the gateway of {prefix}, which is the switch's address"));
+            return Err(format!(
+                "is the gateway of {prefix}, which is the switch's address"
+            ));
         }
         let (first, last) = self.hosts();
         if !(first..=last).contains(&bits(address)) {
-            let what = if self.is_ipv4() { "network or broadcast" } else { "subnet-router anycast" };
+            let what = if self.is_ipv4() {
+                "network or broadcast"
+            } else {
+                "subnet-router anycast"
+            };
             return Err(format!("is the {what} address of {prefix}"));
         }
-        if let Some(Range { start, end }) = self.exclusions.iter().find(|range| range.contains(address)) {
+        if let Some(Range { start, end }) =
+            self.exclusions.iter().find(|range| range.contains(address))
+        {
             return Err(format!("is excluded ({start} to {end})"));
         }
         Ok(())
@@ -206,8 +240,9 @@ impl Allocation {
         )
     }
 
-    /// First and last address that hosts can have. A /31 has two (RFC 3021), a /127 too (RFC 6164). In other
-    /// IPv6 prefixes the lowest is the subnet-router anycast (RFC 4291, 2.6.1), and no address is a broadcast.
+    /// First and last address that hosts can have. A /31 has two (RFC 3021), a /127 too (RFC 6164).
+    /// In other IPv6 prefixes the lowest is the subnet-router anycast (RFC 4291, 2.6.1), and no
+    /// address is a broadcast.
     fn hosts(&self) -> (u128, u128) {
         let (first, last) = (bits(self.prefix.network()), bits(self.prefix.broadcast()));
         match self.prefix.max_prefix_len() - self.prefix.prefix_len() {
@@ -262,7 +297,11 @@ pub enum IpVersion {
 impl IpVersion {
     /// The family of an address.
     pub fn of(address: IpAddr) -> IpVersion {
-        if address.is_ipv4() { IpVersion::V4 } else { IpVersion::V6 }
+        if address.is_ipv4() {
+            IpVersion::V4
+        } else {
+            IpVersion::V6
+        }
     }
 }
 

@@ -1,5 +1,6 @@
-//! Pools: a pool is the addressing of one rail, and each node has a prefix of it, its allocation. Planning writes
-//! allocations to the store, and rail-ipam reads them there when it leases addresses.
+//! Pools: a pool is the addressing of one rail, and each node has a prefix of it, its allocation.
+//! Planning writes allocations to the store, and rail-ipam reads them there when it leases
+//! addresses.
 
 pub mod allocation;
 pub mod cidrpool;
@@ -25,12 +26,14 @@ pub fn node_name(node: &Node) -> Result<String> {
     Ok(name)
 }
 
-/// Whether `name` can be that of a node or a pool. Both become names of files, which have at most 255 bytes.
+/// Whether `name` can be that of a node or a pool. Both become names of files, which have at most
+/// 255 bytes.
 pub fn is_name(name: &str) -> bool {
     is_identifier(name) && name.len() <= 200
 }
 
-/// The `rail` in the name of a pool, such as `rail-3`, `rail3-v6` or `rail-3-plane-1`, if the plan does not say it.
+/// The `rail` in the name of a pool, such as `rail-3`, `rail3-v6` or `rail-3-plane-1`, if the plan
+/// does not say it.
 pub fn rail_in(pool: &str) -> Option<u8> {
     Some(number(number_after("rail", pool)?, plane_in(pool)))
 }
@@ -44,14 +47,18 @@ fn number_after(word: &str, name: &str) -> Option<u8> {
     let lower = name.to_ascii_lowercase();
     let (_, after) = lower.split_once(word)?;
     let after = after.trim_start_matches(['-', '_', '.']);
-    after.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+    after
+        .split(|c: char| !c.is_ascii_digit())
+        .next()?
+        .parse()
+        .ok()
 }
 
 /// A plane's network has the number rail + 8 * plane.
 pub const RAILS: u8 = 8;
 
-/// The `rail` of a network. Each plane of a rail is a network of its own, with a routing table of its own in the pod, so
-/// the rails of plane 1 count from 8.
+/// The `rail` of a network. Each plane of a rail is a network of its own, with a routing table of
+/// its own in the pod, so the rails of plane 1 count from 8.
 pub fn number(rail: u8, plane: Option<u8>) -> u8 {
     rail.saturating_add(plane.unwrap_or(0).saturating_mul(RAILS))
 }

@@ -1,5 +1,5 @@
-//! An API server as far as Multus asks one: it reads, lists and watches pods and networks, writes the status of a pod, and
-//! sends events.
+//! An API server as far as Multus asks one: it reads, lists and watches pods and networks, writes
+//! the status of a pod, and sends events.
 
 use std::collections::BTreeMap;
 use std::io::{BufReader, Write as _};
@@ -61,7 +61,12 @@ impl Api {
     /// What Multus reported of a pod.
     pub fn network_status(&self, pod: &str) -> Vec<Value> {
         let pod = self.lock()[&format!("default/pods/{pod}")].clone();
-        serde_json::from_str(pod["metadata"]["annotations"][STATUS].as_str().unwrap_or("[]")).unwrap()
+        serde_json::from_str(
+            pod["metadata"]["annotations"][STATUS]
+                .as_str()
+                .unwrap_or("[]"),
+        )
+        .unwrap()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Value>> {
@@ -101,20 +106,27 @@ fn watch(mut stream: TcpStream, path: &str, objects: &Objects) -> Option<()> {
         let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422});
         return reply(&mut stream, "422 Unprocessable Entity", &status);
     }
-    let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let head =
+        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
     stream.write_all(head.as_bytes()).ok()?;
     let mut told = BTreeMap::new();
     loop {
         let now = of_kind(path, &objects.lock().unwrap());
-        let changed = now.iter().filter(|(key, object)| told.get(*key) != Some(*object));
+        let changed = now
+            .iter()
+            .filter(|(key, object)| told.get(*key) != Some(*object));
         let mut events: Vec<_> = changed
             .map(|(key, object)| json!({"type": if told.contains_key(key) { "MODIFIED" } else { "ADDED" }, "object": object}))
             .collect();
         let gone = told.iter().filter(|(key, _)| !now.contains_key(*key));
-        events.extend(gone.map(|(_, object): (_, &Value)| json!({"type": "DELETED", "object": object})));
+        events.extend(
+            gone.map(|(_, object): (_, &Value)| json!({"type": "DELETED", "object": object})),
+        );
         for event in events {
             let line = format!("{event}\n");
-            stream.write_all(format!("{:x}\r\n{line}\r\n", line.len()).as_bytes()).ok()?;
+            stream
+                .write_all(format!("{:x}\r\n{line}\r\n", line.len()).as_bytes())
+                .ok()?;
         }
         told = now;
         thread::sleep(Duration::from_millis(10));
@@ -123,7 +135,13 @@ fn watch(mut stream: TcpStream, path: &str, objects: &Objects) -> Option<()> {
 
 /// The objects of the kind with which a path ends, in all namespaces.
 fn of_kind(path: &str, objects: &BTreeMap<String, Value>) -> BTreeMap<String, Value> {
-    let kind = path.split('?').next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
+    let kind = path
+        .split('?')
+        .next()
+        .unwrap_or_default()
+        .rsplit('/')
+        .next()
+        .unwrap_or_default();
     let is_of_kind = |key: &str| key.split('/').nth(1) == Some(kind);
     objects
         .iter()
@@ -139,7 +157,14 @@ fn answer(
     objects: &mut BTreeMap<String, Value>,
 ) -> (&'static str, Value) {
     let path = path.split('?').next().unwrap_or_default();
-    let kinds = [("/pods", "Pod", "v1"), (NETWORKS, "NetworkAttachmentDefinition", "k8s.cni.cncf.io/v1")];
+    let kinds = [
+        ("/pods", "Pod", "v1"),
+        (
+            NETWORKS,
+            "NetworkAttachmentDefinition",
+            "k8s.cni.cncf.io/v1",
+        ),
+    ];
     for (end, kind, version) in kinds {
         if method == "GET" && path.ends_with(end) {
             let items: Vec<_> = of_kind(path, objects).into_values().collect();
@@ -150,9 +175,14 @@ fn answer(
     }
     let name = path.split_once("/namespaces/").map_or("", |(_, name)| name);
     if method == "POST" && name.ends_with("/events") {
-        return ("201 Created", json!({"kind": "Event", "apiVersion": "v1", "metadata": {"name": "event"}}));
+        return (
+            "201 Created",
+            json!({"kind": "Event", "apiVersion": "v1", "metadata": {"name": "event"}}),
+        );
     }
-    let (name, part) = name.strip_suffix("/status").map_or((name, ""), |name| (name, "status"));
+    let (name, part) = name
+        .strip_suffix("/status")
+        .map_or((name, ""), |name| (name, "status"));
     let Some(object) = objects.get_mut(name) else {
         let message = format!("{name:?} not found");
         let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound",
@@ -171,12 +201,17 @@ fn answer(
     ("200 OK", object.clone())
 }
 
-/// The annotation of a pod that was sent as JSON, or in protocol buffers: there a string follows its tag and its length.
+/// The annotation of a pod that was sent as JSON, or in protocol buffers: there a string follows
+/// its tag and its length.
 fn annotation(body: &[u8]) -> Option<String> {
     if let Ok(pod) = serde_json::from_slice::<Value>(body) {
-        return pod["metadata"]["annotations"][STATUS].as_str().map(str::to_owned);
+        return pod["metadata"]["annotations"][STATUS]
+            .as_str()
+            .map(str::to_owned);
     }
-    let at = body.windows(STATUS.len()).position(|window| window == STATUS.as_bytes())?;
+    let at = body
+        .windows(STATUS.len())
+        .position(|window| window == STATUS.as_bytes())?;
     let mut rest = body[at + STATUS.len()..].strip_prefix(b"\x12")?;
     let mut length = 0;
     for shift in (0..28).step_by(7) {

@@ -21,11 +21,15 @@ pub struct Cgroups(());
 
 /// The parent of all groups of this test.
 pub fn parent() -> String {
-    format!("/{OURS}/{}", fs::metadata("/proc/self/ns/net").unwrap().ino())
+    format!(
+        "/{OURS}/{}",
+        fs::metadata("/proc/self/ns/net").unwrap().ino()
+    )
 }
 
 impl Cgroups {
-    /// Mounts the hierarchies of this machine, which the sandbox's own sysfs hides, or says why it cannot.
+    /// Mounts the hierarchies of this machine, which the sandbox's own sysfs hides, or says why it
+    /// cannot.
     pub fn new() -> Result<Cgroups, String> {
         let why = |error: String| format!("no control groups here, which runc needs: {error}");
         mount_all().map_err(why)?;
@@ -38,7 +42,11 @@ impl Drop for Cgroups {
         // All processes of this namespace but its first and this one.
         let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
         let root = Path::new(ROOT);
-        let hierarchies = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
+        let hierarchies = fs::read_dir(root)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path());
         for hierarchy in hierarchies.chain([root.to_owned()]) {
             remove(&hierarchy.join(&parent()[1..]));
             // Another test may have its own there.
@@ -52,10 +60,17 @@ fn mount_all() -> Result<(), String> {
         fs::create_dir_all(dir).map_err(|error| error.to_string())?;
         let output = Command::new("mount").args(args).arg(dir).output().unwrap();
         let text = text_of(&output);
-        if output.status.success() { Ok(()) } else { Err(text.lines().next().unwrap_or_default().to_owned()) }
+        if output.status.success() {
+            Ok(())
+        } else {
+            Err(text.lines().next().unwrap_or_default().to_owned())
+        }
     };
     let hierarchies = fs::read_to_string("/proc/self/cgroup").unwrap();
-    let controllers: Vec<_> = hierarchies.lines().filter_map(|line| line.split(':').nth(1)).collect();
+    let controllers: Vec<_> = hierarchies
+        .lines()
+        .filter_map(|line| line.split(':').nth(1))
+        .collect();
     if controllers == [""] {
         return mount(&["-t", "cgroup2", "cgroup2"], ROOT);
     }
@@ -65,7 +80,10 @@ fn mount_all() -> Result<(), String> {
             Some(name) => (name, format!("none,{one}")),
             None => (one, one.to_owned()),
         };
-        mount(&["-t", "cgroup", "-o", &option, "cgroup"], &format!("{ROOT}/{dir}"))?;
+        mount(
+            &["-t", "cgroup", "-o", &option, "cgroup"],
+            &format!("{ROOT}/{dir}"),
+        )?;
     }
     Ok(())
 }

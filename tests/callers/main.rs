@@ -1,6 +1,12 @@
-//! The plugins under the programs that call them on a node, at the real default paths: see `node.rs`. scripts/callers
-//! builds those programs; a test whose caller is not there is skipped.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+//! The plugins under the programs that call them on a node, at the real default paths: see
+//! `node.rs`. scripts/callers builds those programs; a test whose caller is not there is skipped.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout
+)]
 
 mod admission;
 mod api;

@@ -1,5 +1,5 @@
-//! Multus, called as a runtime calls it, with conf/nads.yaml and conf/pod.yaml as they are. It asks an API server for
-//! the pod and its networks, and takes the devices from kubelet's checkpoint.
+//! Multus, called as a runtime calls it, with conf/nads.yaml and conf/pod.yaml as they are. It asks
+//! an API server for the pod and its networks, and takes the devices from kubelet's checkpoint.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use crate::api::Api;
 use crate::node::{
-    self, Node, RAILS, address_of_vf, documents, executable, ip, json_of, on_a_node, text_of, vf_address,
-    write,
+    self, Node, RAILS, address_of_vf, documents, executable, ip, json_of, on_a_node, text_of,
+    vf_address, write,
 };
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
@@ -53,7 +53,9 @@ under_each_multus! {
 }
 
 fn run(test: &str, version: &'static str, body: fn(&Cluster)) {
-    on_a_node(test, &[version, "plugins"], |node| body(&Cluster::new(node, version)));
+    on_a_node(test, &[version, "plugins"], |node| {
+        body(&Cluster::new(node, version))
+    });
 }
 
 /// A node with Multus, and what it asks.
@@ -71,7 +73,10 @@ pub struct Sandbox {
 
 impl Sandbox {
     pub fn new(node: &Node, name: &str) -> Sandbox {
-        Sandbox { id: format!("{name}-sandbox"), netns: node.add_pod(name) }
+        Sandbox {
+            id: format!("{name}-sandbox"),
+            netns: node.add_pod(name),
+        }
     }
 
     /// What a runtime says in the environment.
@@ -127,13 +132,19 @@ impl<'a> Cluster<'a> {
         Command::new(executable(self.version, "multus"))
     }
 
-    /// Multus gives the API server a quarter of a second, and a busy machine may need more: then the runtime tries again.
+    /// Multus gives the API server a quarter of a second, and a busy machine may need more: then
+    /// the runtime tries again.
     fn call(&self, verb: &str, sandbox: &Sandbox) -> Output {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
-            let output = node::run(&mut self.command(), &sandbox.variables(verb), &self.config().to_string());
+            let output = node::run(
+                &mut self.command(),
+                &sandbox.variables(verb),
+                &self.config().to_string(),
+            );
             let text = text_of(&output);
-            if !(text.contains("error waiting for pod") && text.contains("context deadline exceeded"))
+            if !(text.contains("error waiting for pod")
+                && text.contains("context deadline exceeded"))
                 || Instant::now() > deadline
             {
                 return output;
@@ -169,14 +180,19 @@ impl<'a> Cluster<'a> {
     }
 }
 
-/// Writes the devices of pods as kubelet does: each, by its UID, has the VF of this number of each rail.
+/// Writes the devices of pods as kubelet does: each, by its UID, has the VF of this number of each
+/// rail.
 pub fn allot(pods: &[(&str, u8)]) {
     let entry = |uid: &str, rail: u8, vf: u8| {
         json!({"PodUID": uid, "ContainerName": "pytorch", "ResourceName": format!("nvidia.com/rail-{rail}"),
             "DeviceIDs": {"-1": [address_of_vf(rail, vf)]}, "AllocResp": ""})
     };
-    let entries: Vec<_> = pods.iter().flat_map(|(uid, vf)| RAILS.map(|rail| entry(uid, rail, *vf))).collect();
-    let data = json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 0});
+    let entries: Vec<_> = pods
+        .iter()
+        .flat_map(|(uid, vf)| RAILS.map(|rail| entry(uid, rail, *vf)))
+        .collect();
+    let data =
+        json!({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 0});
     write(CHECKPOINT, data.to_string());
 }
 
@@ -197,8 +213,13 @@ pub fn pod_of(name: &str, uid: &str) -> Value {
 /// The same with requests for rail 0, and all others as they are.
 fn pod_that_asks(request: Value) -> Value {
     let mut pod = pod();
-    let mut networks: Vec<_> = RAILS.map(|rail| json!({"name": format!("rail-{rail}")})).collect();
-    networks[0].as_object_mut().unwrap().extend(request.as_object().unwrap().clone());
+    let mut networks: Vec<_> = RAILS
+        .map(|rail| json!({"name": format!("rail-{rail}")}))
+        .collect();
+    networks[0]
+        .as_object_mut()
+        .unwrap()
+        .extend(request.as_object().unwrap().clone());
     pod["metadata"]["annotations"][NETWORKS] = json!(Value::from(networks).to_string());
     pod
 }
@@ -206,10 +227,17 @@ fn pod_that_asks(request: Value) -> Value {
 fn a_pod_gets_its_rails_by_annotation(cluster: &Cluster) {
     let sandbox = cluster.sandbox("trainer");
     let result = cluster.add(&sandbox);
-    assert_eq!(result["interfaces"].as_array().unwrap().last().unwrap()["name"], "eth0", "{result}");
+    assert_eq!(
+        result["interfaces"].as_array().unwrap().last().unwrap()["name"],
+        "eth0",
+        "{result}"
+    );
 
     let status = cluster.api.network_status("trainer-0");
-    let names: Vec<_> = status.iter().map(|each| each["name"].as_str().unwrap()).collect();
+    let names: Vec<_> = status
+        .iter()
+        .map(|each| each["name"].as_str().unwrap())
+        .collect();
     let rails: Vec<_> = RAILS.map(|rail| format!("default/rail-{rail}")).collect();
     assert_eq!(names[names.len() - 8..], rails, "{status:?}");
     for rail in RAILS {
@@ -218,9 +246,16 @@ fn a_pod_gets_its_rails_by_annotation(cluster: &Cluster) {
         cluster.node.reaches_leaf("trainer", rail, &ifname);
         let status = &status[names.len() - 8 + usize::from(rail)];
         assert_eq!(status["interface"], json!(ifname));
-        let address = cluster.node.addresses[usize::from(rail)].0.strip_suffix("/31").unwrap();
+        let address = cluster.node.addresses[usize::from(rail)]
+            .0
+            .strip_suffix("/31")
+            .unwrap();
         assert_eq!(status["ips"], json!([address]), "{status}");
-        assert_eq!(status["device-info"]["pci"]["pci-address"], json!(vf_address(rail)), "{status}");
+        assert_eq!(
+            status["device-info"]["pci"]["pci-address"],
+            json!(vf_address(rail)),
+            "{status}"
+        );
     }
     cluster.ends(&sandbox);
 }
@@ -239,19 +274,28 @@ fn ten_pods_in_a_row_get_eight_rails(cluster: &Cluster) {
         down.push(begin.elapsed());
         cluster.node.is_as_before();
     }
-    node::record_times(&format!("{}, eth0 and eight rails", cluster.version), &up, &down);
+    node::record_times(
+        &format!("{}, eth0 and eight rails", cluster.version),
+        &up,
+        &down,
+    );
 }
 
-/// conf/nads-one.yaml. Kubelet lists the devices in any order: Multus 4.3.0 sorts them by their addresses, 4.1.4 does not.
+/// conf/nads-one.yaml. Kubelet lists the devices in any order: Multus 4.3.0 sorts them by their
+/// addresses, 4.1.4 does not.
 fn one_network_serves_all_rails_whatever_the_order_of_the_devices(cluster: &Cluster) {
-    documents("conf/nads-one.yaml").iter().for_each(|nad| cluster.api.apply(nad));
+    documents("conf/nads-one.yaml")
+        .iter()
+        .for_each(|nad| cluster.api.apply(nad));
     let mut pod = pod();
-    pod["metadata"]["annotations"][NETWORKS] = json!(RAILS.map(|_| "rails").collect::<Vec<_>>().join(","));
+    pod["metadata"]["annotations"][NETWORKS] =
+        json!(RAILS.map(|_| "rails").collect::<Vec<_>>().join(","));
     cluster.api.apply(&pod);
     let devices: Vec<_> = RAILS.rev().map(vf_address).collect();
     let entry = json!({"PodUID": UID, "ContainerName": "pytorch", "ResourceName": "nvidia.com/rails",
         "DeviceIDs": {"-1": devices}, "AllocResp": ""});
-    let data = json!({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {}}, "Checksum": 0});
+    let data =
+        json!({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {}}, "Checksum": 0});
     write(CHECKPOINT, data.to_string());
     let sandbox = cluster.sandbox("trainer");
     cluster.add(&sandbox);
@@ -277,7 +321,10 @@ fn what_the_device_plugin_says_reaches_the_network_status(cluster: &Cluster) {
     let sandbox = cluster.sandbox("trainer");
     cluster.add(&sandbox);
     let status = cluster.api.network_status("trainer-0");
-    let of_rail = status.iter().find(|each| each["name"] == "default/rail-0").unwrap();
+    let of_rail = status
+        .iter()
+        .find(|each| each["name"] == "default/rail-0")
+        .unwrap();
     let pci = &of_rail["device-info"]["pci"];
     assert_eq!(
         [&pci["pci-address"], &pci["representor-device"]],
@@ -302,7 +349,9 @@ fn a_failure_at_rail_4_rolls_all_back(cluster: &Cluster) {
     let sandbox = cluster.sandbox("again");
     cluster.add(&sandbox);
     for rail in RAILS {
-        cluster.node.has_rail("again", rail, &format!("net{}", rail + 1));
+        cluster
+            .node
+            .has_rail("again", rail, &format!("net{}", rail + 1));
     }
     cluster.ends(&sandbox);
 }
@@ -310,13 +359,17 @@ fn a_failure_at_rail_4_rolls_all_back(cluster: &Cluster) {
 fn a_pod_gets_the_address_and_the_mac_that_it_asks_for(cluster: &Cluster) {
     let mac = "02:00:00:00:00:77";
     let address = cluster.node.addresses[0].0.clone();
-    cluster.api.apply(&pod_that_asks(json!({"mac": mac, "ips": [address]})));
+    cluster
+        .api
+        .apply(&pod_that_asks(json!({"mac": mac, "ips": [address]})));
     let sandbox = cluster.sandbox("refused");
     let text = cluster.refused(&sandbox);
     assert!(text.contains("mac: ") && text.contains("policy"), "{text}");
     cluster.ends(&sandbox);
 
-    cluster.node.configure(|node| node["policy"]["vfKeys"] = json!(["mac"]));
+    cluster
+        .node
+        .configure(|node| node["policy"]["vfKeys"] = json!(["mac"]));
     let sandbox = cluster.sandbox("trainer");
     cluster.add(&sandbox);
     cluster.node.has_rail("trainer", 0, "net1");
@@ -352,7 +405,12 @@ fn the_rails_come_back_when_their_networks_are_changed(cluster: &Cluster) {
     let sandbox = cluster.sandbox("trainer");
     cluster.add(&sandbox);
     for mut nad in documents("conf/nads.yaml") {
-        nad["spec"]["config"] = json!(nad["spec"]["config"].as_str().unwrap().replace("9000", "\"many\""));
+        nad["spec"]["config"] = json!(
+            nad["spec"]["config"]
+                .as_str()
+                .unwrap()
+                .replace("9000", "\"many\"")
+        );
         cluster.api.apply(&nad);
     }
     // What the cache does not say, it asks for.
@@ -367,8 +425,8 @@ fn the_rails_come_back_when_the_cache_is_lost(cluster: &Cluster) {
     cluster.ends(&sandbox);
 }
 
-/// Half of the times Multus dies alone, as when a runtime gives up, and the plugin that it called goes on; else its
-/// plugins die with it.
+/// Half of the times Multus dies alone, as when a runtime gives up, and the plugin that it called
+/// goes on; else its plugins die with it.
 fn nothing_is_left_of_a_pod_whose_multus_is_killed(cluster: &Cluster) {
     const TIMES: u32 = 16;
     let sandbox = cluster.sandbox("measure");
@@ -380,7 +438,11 @@ fn nothing_is_left_of_a_pod_whose_multus_is_killed(cluster: &Cluster) {
     for time in 0..TIMES {
         let sandbox = cluster.sandbox(&format!("trainer-{time}"));
         let variables = sandbox.variables("ADD");
-        let multus = node::start(&mut cluster.command(), &variables, &cluster.config().to_string());
+        let multus = node::start(
+            &mut cluster.command(),
+            &variables,
+            &cluster.config().to_string(),
+        );
         node::kill_after(multus, whole * time / TIMES, time % 2 == 0);
         // The bridge plugin of before may still be at work, and fail this DEL: kubelet tries again.
         let deadline = Instant::now() + Duration::from_secs(60);

@@ -1,9 +1,10 @@
-//! A node of a cluster: network, mount and PID namespaces of its own, in which /etc/cni, /opt/cni/bin, /run,
-//! /var/lib and node.json are where a real node has them. Its eight rails are those of conf/node.json and
-//! conf/pools/spectrum-x.yaml. The VFs are veths, by a sysfs of files; the other end of each is a leaf port.
+//! A node of a cluster: network, mount and PID namespaces of its own, in which /etc/cni,
+//! /opt/cni/bin, /run, /var/lib and node.json are where a real node has them. Its eight rails are
+//! those of conf/node.json and conf/pools/spectrum-x.yaml. The VFs are veths, by a sysfs of files;
+//! the other end of each is a leaf port.
 //!
-//! Process 1 must see the same /run as the plugins. So each test runs this executable again, for itself alone, in
-//! namespaces that end with it.
+//! Process 1 must see the same /run as the plugins. So each test runs this executable again, for
+//! itself alone, in namespaces that end with it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,7 +36,8 @@ pub struct Node {
     before: Value,
 }
 
-/// Runs `body` on a node of its own, with the executables of `callers` at hand. `test` is its full name.
+/// Runs `body` on a node of its own, with the executables of `callers` at hand. `test` is its full
+/// name.
 pub fn on_a_node(test: &str, callers: &[&str], body: impl FnOnce(&mut Node)) {
     if std::env::var_os(INSIDE).is_some() {
         body(&mut Node::new());
@@ -46,10 +48,19 @@ pub fn on_a_node(test: &str, callers: &[&str], body: impl FnOnce(&mut Node)) {
             return skip(test, &reason);
         }
     }
-    if !["rail-cni", "rail-ipam", "railctl"].iter().all(|name| built().join(name).is_file()) {
+    if !["rail-cni", "rail-ipam", "railctl"]
+        .iter()
+        .all(|name| built().join(name).is_file())
+    {
         return skip(test, "no executables of scripts/build");
     }
-    let namespaces = ["-nmpf", "--mount-proc", "--propagation", "private", "--kill-child"];
+    let namespaces = [
+        "-nmpf",
+        "--mount-proc",
+        "--propagation",
+        "private",
+        "--kill-child",
+    ];
     if !Command::new("unshare")
         .args(namespaces)
         .arg("true")
@@ -70,8 +81,15 @@ pub fn on_a_node(test: &str, callers: &[&str], body: impl FnOnce(&mut Node)) {
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(text.contains("1 passed"), "{test} is not the name of a test: {text}");
+    assert!(
+        output.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(
+        text.contains("1 passed"),
+        "{test} is not the name of a test: {text}"
+    );
 }
 
 /// Where scripts/build leaves them.
@@ -81,7 +99,8 @@ fn built() -> PathBuf {
         .join("static")
 }
 
-/// The folder of a caller's executables, of scripts/callers; `cnitool` and `plugins` are those of scripts/cnitool.
+/// The folder of a caller's executables, of scripts/callers; `cnitool` and `plugins` are those of
+/// scripts/cnitool.
 fn folder_of(caller: &str) -> Result<PathBuf, String> {
     let variable = match caller {
         "cnitool" => "RAIL_CNITOOL",
@@ -89,7 +108,9 @@ fn folder_of(caller: &str) -> Result<PathBuf, String> {
         _ => "RAIL_CALLERS",
     };
     let value = std::env::var_os(variable).filter(|value| !value.is_empty());
-    let path = PathBuf::from(value.ok_or(format!("{caller} is not here: scripts/test callers gets it"))?);
+    let path = PathBuf::from(value.ok_or(format!(
+        "{caller} is not here: scripts/test callers gets it"
+    ))?);
     if caller == "cnitool" {
         return Ok(path.with_file_name(""));
     }
@@ -113,7 +134,11 @@ pub fn executable(caller: &str, name: &str) -> PathBuf {
 pub fn skip(test: &str, reason: &str) {
     eprintln!("skipped {test}: {reason}");
     if let Some(path) = std::env::var_os("RAIL_TEST_SKIPS") {
-        let mut file = fs::File::options().append(true).create(true).open(path).unwrap();
+        let mut file = fs::File::options()
+            .append(true)
+            .create(true)
+            .open(path)
+            .unwrap();
         writeln!(file, "{test}: {reason}").unwrap();
     }
 }
@@ -125,7 +150,9 @@ pub fn read(path: &str) -> String {
 
 /// The documents of a YAML file of the repository.
 pub fn documents(path: &str) -> Vec<Value> {
-    yaml_serde::Deserializer::from_str(&read(path)).map(|each| Value::deserialize(each).unwrap()).collect()
+    yaml_serde::Deserializer::from_str(&read(path))
+        .map(|each| Value::deserialize(each).unwrap())
+        .collect()
 }
 
 /// PCI address of the VF of rail R: the first function after its PF, as mlx5 numbers them.
@@ -140,7 +167,11 @@ pub fn address_of_vf(rail: u8, vf: u8) -> String {
 
 /// Name of the netdev of VF N of rail R.
 fn netdev_of_vf(rail: u8, vf: u8) -> String {
-    if vf == 0 { format!("vf{rail}") } else { format!("vf{rail}v{vf}") }
+    if vf == 0 {
+        format!("vf{rail}")
+    } else {
+        format!("vf{rail}v{vf}")
+    }
 }
 
 fn pf_address(rail: u8) -> String {
@@ -153,8 +184,15 @@ fn pf_address(rail: u8) -> String {
 /// Runs `ip`, which must succeed.
 #[track_caller]
 pub fn ip(args: &str) -> String {
-    let output = Command::new("ip").args(args.split_whitespace()).output().expect("iproute2");
-    assert!(output.status.success(), "ip {args}: {}", String::from_utf8_lossy(&output.stderr));
+    let output = Command::new("ip")
+        .args(args.split_whitespace())
+        .output()
+        .expect("iproute2");
+    assert!(
+        output.status.success(),
+        "ip {args}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -181,13 +219,17 @@ pub fn eth0() -> Value {
 /// conf/net.d/20-rail-0.conflist for each of the rails, as files of the runtime.
 pub fn add_rail_networks() {
     for rail in RAILS {
-        let mut network: Value = serde_json::from_str(&read("conf/net.d/20-rail-0.conflist")).unwrap();
+        let mut network: Value =
+            serde_json::from_str(&read("conf/net.d/20-rail-0.conflist")).unwrap();
         network["name"] = json!(format!("rail-{rail}"));
         let plugin = &mut network["plugins"][0];
         plugin["rail"] = json!(rail);
         plugin["pciBusID"] = json!(vf_address(rail));
         plugin["ipam"]["pool"] = json!(format!("rail-{rail}"));
-        write(format!("/etc/cni/net.d/2{rail}-rail-{rail}.conflist"), network.to_string());
+        write(
+            format!("/etc/cni/net.d/2{rail}-rail-{rail}.conflist"),
+            network.to_string(),
+        );
     }
 }
 
@@ -204,19 +246,27 @@ pub fn start(command: &mut Command, variables: &BTreeMap<&str, String>, stdin: &
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
         .envs(variables)
         .process_group(0);
-    let mut child =
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     // Who is killed does not read.
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
     child
 }
 
-/// Kills what [`start`] started, after some time: alone, as when it crashes and the plugin that it called goes on, or
-/// with all that it started. Whether it had ended by itself does not matter.
+/// Kills what [`start`] started, after some time: alone, as when it crashes and the plugin that it
+/// called goes on, or with all that it started. Whether it had ended by itself does not matter.
 pub fn kill_after(mut child: Child, time: Duration, alone: bool) {
     std::thread::sleep(time);
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
-    let _ = if alone { kill(pid, Signal::SIGKILL) } else { killpg(pid, Signal::SIGKILL) };
+    let _ = if alone {
+        kill(pid, Signal::SIGKILL)
+    } else {
+        killpg(pid, Signal::SIGKILL)
+    };
     child.wait().unwrap();
 }
 
@@ -224,12 +274,17 @@ pub fn kill_after(mut child: Child, time: Duration, alone: bool) {
 #[track_caller]
 pub fn json_of(output: &Output) -> Value {
     assert!(output.status.success(), "{}", text_of(output));
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", text_of(output)))
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", text_of(output)))
 }
 
 /// All that a command printed.
 pub fn text_of(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }
 
 impl Node {
@@ -238,18 +293,28 @@ impl Node {
         for name in ["rail-cni", "railctl"] {
             fs::copy(built().join(name), Path::new(PLUGINS).join(name)).unwrap();
         }
-        fs::hard_link(Path::new(PLUGINS).join("rail-cni"), Path::new(PLUGINS).join("rail-ipam")).unwrap();
+        fs::hard_link(
+            Path::new(PLUGINS).join("rail-cni"),
+            Path::new(PLUGINS).join("rail-ipam"),
+        )
+        .unwrap();
         if let Ok(plugins) = folder_of("plugins") {
             for entry in fs::read_dir(plugins).unwrap() {
                 let path = entry.unwrap().path();
                 symlink(&path, Path::new(PLUGINS).join(path.file_name().unwrap())).unwrap();
             }
         }
-        let mut node = Node { addresses: Vec::new(), before: Value::Null };
+        let mut node = Node {
+            addresses: Vec::new(),
+            before: Value::Null,
+        };
         node.configure(|_| {});
         let pools = Path::new(ROOT).join("conf/pools/spectrum-x.yaml");
-        let output =
-            Command::new(Path::new(PLUGINS).join("railctl")).arg("import").arg(pools).output().unwrap();
+        let output = Command::new(Path::new(PLUGINS).join("railctl"))
+            .arg("import")
+            .arg(pools)
+            .output()
+            .unwrap();
         assert!(output.status.success(), "{}", text_of(&output));
         ip("netns add leaf");
         for rail in RAILS {
@@ -259,13 +324,17 @@ impl Node {
             node.addresses.push((text("prefix"), text("gateway")));
             add_pf(rail);
             add_vf(rail, 0);
-            ip(&format!("-n leaf addr add {}/31 dev leaf{rail}", text("gateway")));
+            ip(&format!(
+                "-n leaf addr add {}/31 dev leaf{rail}",
+                text("gateway")
+            ));
         }
         node.before = node.state();
         node
     }
 
-    /// Gives each rail this many VFs, and this node a prefix per rail with an address for each of them.
+    /// Gives each rail this many VFs, and this node a prefix per rail with an address for each of
+    /// them.
     pub fn grow(&mut self, vfs: u8) {
         for rail in RAILS {
             for vf in 1..vfs {
@@ -281,7 +350,10 @@ impl Node {
             spec["gatewayIndex"] = json!(1);
             spec["staticAllocations"] = json!([here]);
         }
-        write("/run/pools.json", json!({"apiVersion": "v1", "kind": "List", "items": pools}).to_string());
+        write(
+            "/run/pools.json",
+            json!({"apiVersion": "v1", "kind": "List", "items": pools}).to_string(),
+        );
         let output = Command::new(Path::new(PLUGINS).join("railctl"))
             .args(["import", "/run/pools.json"])
             .output()
@@ -290,19 +362,24 @@ impl Node {
         self.before = self.state();
     }
 
-    /// What the kernel does with the VFs of a namespace that ended: they are on the host again. A veth has gone with it.
+    /// What the kernel does with the VFs of a namespace that ended: they are on the host again. A
+    /// veth has gone with it.
     pub fn return_devices(&self) {
         for rail in RAILS {
             let deadline = Instant::now() + Duration::from_secs(60);
             while has_link(&["-n", "leaf"], &format!("leaf{rail}")) {
-                assert!(Instant::now() < deadline, "the namespace of rail {rail} does not end");
+                assert!(
+                    Instant::now() < deadline,
+                    "the namespace of rail {rail} does not end"
+                );
                 std::thread::sleep(Duration::from_millis(20));
             }
             add_netdev(rail, 0);
         }
     }
 
-    /// Writes node.json: conf/node.json with the keys of this machine, and what `change` makes of it.
+    /// Writes node.json: conf/node.json with the keys of this machine, and what `change` makes of
+    /// it.
     pub fn configure(&self, change: impl FnOnce(&mut Value)) {
         let mut node: Value = serde_json::from_str(&read("conf/node.json")).unwrap();
         node["nodeName"] = json!(NAME);
@@ -313,7 +390,9 @@ impl Node {
 
     /// The file of the store with the allocation of a rail.
     pub fn allocation(&self, rail: u8) -> PathBuf {
-        Path::new("/var/lib/rail-cni/store").join(NAME).join(format!("rail-{rail}.json"))
+        Path::new("/var/lib/rail-cni/store")
+            .join(NAME)
+            .join(format!("rail-{rail}.json"))
     }
 
     /// Makes the namespace of a pod, and returns its path.
@@ -329,10 +408,21 @@ impl Node {
         let link = &ip_json(&format!("-n {pod} addr show dev {ifname}"))[0];
         assert_eq!(link["mtu"], 9000, "{link}");
         let flags = link["flags"].as_array().unwrap();
-        assert!(flags.contains(&json!("UP")) && flags.contains(&json!("LOWER_UP")), "{link}");
-        let address =
-            &link["addr_info"].as_array().unwrap().iter().find(|each| each["family"] == "inet").unwrap();
-        let text = format!("{}/{}", address["local"].as_str().unwrap(), address["prefixlen"]);
+        assert!(
+            flags.contains(&json!("UP")) && flags.contains(&json!("LOWER_UP")),
+            "{link}"
+        );
+        let address = &link["addr_info"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|each| each["family"] == "inet")
+            .unwrap();
+        let text = format!(
+            "{}/{}",
+            address["local"].as_str().unwrap(),
+            address["prefixlen"]
+        );
         assert_eq!(text, self.addresses[usize::from(rail)].0);
     }
 
@@ -340,25 +430,33 @@ impl Node {
     #[track_caller]
     pub fn reaches_leaf(&self, pod: &str, rail: u8, ifname: &str) {
         let gateway = &self.addresses[usize::from(rail)].1;
-        let args = format!("netns exec {pod} ping -n -c 1 -W 10 -M do -s 8972 -I {ifname} {gateway}");
+        let args =
+            format!("netns exec {pod} ping -n -c 1 -W 10 -M do -s 8972 -I {ifname} {gateway}");
         ip(&args);
     }
 
-    /// What must be the same after the pod: the links of the host, and the files of leases, records and pending ones.
+    /// What must be the same after the pod: the links of the host, and the files of leases, records
+    /// and pending ones.
     fn state(&self) -> Value {
         let rails = ip_json("link show");
         let links: BTreeMap<_, _> = rails
             .iter()
             .filter(|link| link["ifname"].as_str().unwrap().starts_with("vf"))
             .map(|link| {
-                (link["ifname"].as_str().unwrap(), json!([link["mtu"], link["address"], link["flags"]]))
+                (
+                    link["ifname"].as_str().unwrap(),
+                    json!([link["mtu"], link["address"], link["flags"]]),
+                )
             })
             .collect();
         let mut files = Vec::new();
         for folder in ["leases", "attachments", "pending"] {
             collect(&Path::new("/run/rail-cni").join(folder), &mut files);
         }
-        collect(Path::new("/var/run/k8s.cni.cncf.io/devinfo/cni"), &mut files);
+        collect(
+            Path::new("/var/run/k8s.cni.cncf.io/devinfo/cni"),
+            &mut files,
+        );
         files.retain(|file| file.file_name().is_some_and(|name| name != "lock"));
         json!({ "links": links, "files": files })
     }
@@ -368,22 +466,36 @@ impl Node {
     pub fn is_as_before(&self) {
         let log = fs::read_to_string("/var/log/rail-cni.log").unwrap_or_default();
         let tail: Vec<_> = log.lines().rev().take(40).collect();
-        assert_eq!(self.state(), self.before, "the last of the log first:\n{}", tail.join("\n"));
+        assert_eq!(
+            self.state(),
+            self.before,
+            "the last of the log first:\n{}",
+            tail.join("\n")
+        );
     }
 }
 
 fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
-        if path.is_dir() { collect(&path, files) } else { files.push(path) }
+        if path.is_dir() {
+            collect(&path, files)
+        } else {
+            files.push(path)
+        }
     }
 }
 
-/// Empty folders where a node keeps what changes. /etc is the machine's, and what is written to it goes with the test.
+/// Empty folders where a node keeps what changes. /etc is the machine's, and what is written to it
+/// goes with the test.
 fn furnish() {
     let mount = |args: &[&str]| {
         let output = Command::new("mount").args(args).output().unwrap();
-        assert!(output.status.success(), "mount {args:?}: {}", text_of(&output));
+        assert!(
+            output.status.success(),
+            "mount {args:?}: {}",
+            text_of(&output)
+        );
     };
     for folder in ["/run", "/var/lib", "/var/log", "/opt"] {
         mount(&["-t", "tmpfs", "-o", "mode=755", "tmpfs", folder]);
@@ -413,7 +525,10 @@ fn add_pf(rail: u8) {
         fs::create_dir_all(Path::new(SYS).join(folder)).unwrap();
     }
     add_function(&pf, &format!("pf{rail}"));
-    write(Path::new(SYS).join(format!("devices/{pf}/sriov_totalvfs")), "8\n");
+    write(
+        Path::new(SYS).join(format!("devices/{pf}/sriov_totalvfs")),
+        "8\n",
+    );
 }
 
 /// What sysfs shows of VF N of rail R, and its netdev.
@@ -422,25 +537,50 @@ fn add_vf(rail: u8, vf: u8) {
     let at = |path: String| Path::new(SYS).join(path);
     add_function(&address, &netdev_of_vf(rail, vf));
     symlink(format!("../{pf}"), at(format!("devices/{address}/physfn"))).unwrap();
-    symlink(format!("../{address}"), at(format!("devices/{pf}/virtfn{vf}"))).unwrap();
-    write(at(format!("devices/{pf}/sriov_numvfs")), format!("{}\n", vf + 1));
+    symlink(
+        format!("../{address}"),
+        at(format!("devices/{pf}/virtfn{vf}")),
+    )
+    .unwrap();
+    write(
+        at(format!("devices/{pf}/sriov_numvfs")),
+        format!("{}\n", vf + 1),
+    );
     add_netdev(rail, vf);
 }
 
 /// A function of mlx5's driver with a netdev of this name.
 fn add_function(address: &str, netdev: &str) {
     let at = |path: String| Path::new(SYS).join(path);
-    for folder in [format!("devices/{address}/net/{netdev}"), format!("class/net/{netdev}")] {
+    for folder in [
+        format!("devices/{address}/net/{netdev}"),
+        format!("class/net/{netdev}"),
+    ] {
         fs::create_dir_all(at(folder)).unwrap();
     }
-    symlink(at("bus/pci/drivers/mlx5_core".to_owned()), at(format!("devices/{address}/driver"))).unwrap();
-    symlink(at(format!("devices/{address}")), at(format!("bus/pci/devices/{address}"))).unwrap();
-    symlink(at(format!("devices/{address}")), at(format!("class/net/{netdev}/device"))).unwrap();
+    symlink(
+        at("bus/pci/drivers/mlx5_core".to_owned()),
+        at(format!("devices/{address}/driver")),
+    )
+    .unwrap();
+    symlink(
+        at(format!("devices/{address}")),
+        at(format!("bus/pci/devices/{address}")),
+    )
+    .unwrap();
+    symlink(
+        at(format!("devices/{address}")),
+        at(format!("class/net/{netdev}/device")),
+    )
+    .unwrap();
 }
 
 /// The veth that is VF N of rail R. Its MAC is the VF's own, as the NIC has it.
 fn add_netdev(rail: u8, vf: u8) {
-    let (netdev, leaf) = (netdev_of_vf(rail, vf), netdev_of_vf(rail, vf).replace("vf", "leaf"));
+    let (netdev, leaf) = (
+        netdev_of_vf(rail, vf),
+        netdev_of_vf(rail, vf).replace("vf", "leaf"),
+    );
     ip(&format!(
         "link add {netdev} mtu 1500 address 02:00:00:00:{rail:02x}:{vf:02x} type veth peer name {leaf} netns leaf"
     ));
@@ -449,13 +589,19 @@ fn add_netdev(rail: u8, vf: u8) {
 
 /// Is there a link of this name in the namespace that these arguments of `ip` choose?
 fn has_link(namespace: &[&str], name: &str) -> bool {
-    let output = Command::new("ip").args(namespace).args(["link", "show", name]).output().unwrap();
+    let output = Command::new("ip")
+        .args(namespace)
+        .args(["link", "show", name])
+        .output()
+        .unwrap();
     output.status.success()
 }
 
 /// Appends what a test measured to the file that scripts/test prints.
 pub fn record_times(what: &str, up: &[Duration], down: &[Duration]) {
-    let Some(path) = std::env::var_os("RAIL_TEST_TIMES") else { return };
+    let Some(path) = std::env::var_os("RAIL_TEST_TIMES") else {
+        return;
+    };
     let median = |times: &[Duration]| {
         let mut times = times.to_vec();
         times.sort();
@@ -463,6 +609,10 @@ pub fn record_times(what: &str, up: &[Duration], down: &[Duration]) {
     };
     let (up_ms, down_ms, runs) = (median(up), median(down), up.len());
     let line = format!("  up {up_ms:4.0} ms, down {down_ms:4.0} ms (median of {runs}): {what}\n");
-    let mut file = fs::File::options().append(true).create(true).open(path).unwrap();
+    let mut file = fs::File::options()
+        .append(true)
+        .create(true)
+        .open(path)
+        .unwrap();
     file.write_all(line.as_bytes()).unwrap();
 }

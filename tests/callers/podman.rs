@@ -16,20 +16,32 @@ const CONMON: &str = "/run/conmon";
 const ROOT: &str = "/run/rootfs";
 
 fn run(test: &str, body: fn(&Node)) {
-    on_a_node(test, &[CALLER, "runc-1.5.2", "cri"], |node| match Cgroups::new() {
-        Ok(_cgroups) => {
-            configure();
-            body(node);
-        }
-        Err(reason) => node::skip(test, &reason),
-    });
+    on_a_node(
+        test,
+        &[CALLER, "runc-1.5.2", "cri"],
+        |node| match Cgroups::new() {
+            Ok(_cgroups) => {
+                configure();
+                body(node);
+            }
+            Err(reason) => node::skip(test, &reason),
+        },
+    );
 }
 
-/// podman's configuration, a root directory with one program, and conf/net.d/20-rail-0.conflist for each rail.
+/// podman's configuration, a root directory with one program, and conf/net.d/20-rail-0.conflist for
+/// each rail.
 fn configure() {
     // podman passes on little of its environment.
     let conmon = executable(CALLER, "conmon");
-    write(CONMON, format!("#!/bin/sh\nLD_LIBRARY_PATH={} exec {} \"$@\"\n", libraries(), conmon.display()));
+    write(
+        CONMON,
+        format!(
+            "#!/bin/sh\nLD_LIBRARY_PATH={} exec {} \"$@\"\n",
+            libraries(),
+            conmon.display()
+        ),
+    );
     fs::set_permissions(CONMON, fs::Permissions::from_mode(0o755)).unwrap();
     let config = format!(
         "[network]\nnetwork_backend = 'cni'\ncni_plugin_dirs = ['/opt/cni/bin']\n\
@@ -52,7 +64,12 @@ fn configure() {
 }
 
 fn libraries() -> String {
-    executable(CALLER, "podman").parent().unwrap().with_file_name("lib").display().to_string()
+    executable(CALLER, "podman")
+        .parent()
+        .unwrap()
+        .with_file_name("lib")
+        .display()
+        .to_string()
 }
 
 fn podman(args: &[&str]) -> Output {
@@ -66,12 +83,23 @@ fn podman(args: &[&str]) -> Output {
 
 /// Starts a container with the first rails.
 fn start(name: &str, rails: u8) -> Output {
-    let networks: Vec<_> =
-        RAILS.take(rails.into()).map(|rail| format!("rail-{rail}:interface_name=net{}", rail + 1)).collect();
-    let mut args = vec!["run", "--detach", "--name", name, "--security-opt", "seccomp=unconfined"];
+    let networks: Vec<_> = RAILS
+        .take(rails.into())
+        .map(|rail| format!("rail-{rail}:interface_name=net{}", rail + 1))
+        .collect();
+    let mut args = vec![
+        "run",
+        "--detach",
+        "--name",
+        name,
+        "--security-opt",
+        "seccomp=unconfined",
+    ];
     let parent = cgroups::parent();
     args.extend(["--cgroup-parent", &parent]);
-    networks.iter().for_each(|network| args.extend(["--network", network]));
+    networks
+        .iter()
+        .for_each(|network| args.extend(["--network", network]));
     args.extend(["--rootfs", ROOT, "/pause"]);
     podman(&args)
 }
@@ -84,7 +112,12 @@ fn starts(name: &str, rails: u8) {
 
 /// The name of its network namespace.
 fn netns_of(name: &str) -> String {
-    let output = podman(&["inspect", "--format", "{{.NetworkSettings.SandboxKey}}", name]);
+    let output = podman(&[
+        "inspect",
+        "--format",
+        "{{.NetworkSettings.SandboxKey}}",
+        name,
+    ]);
     let path = text_of(&output);
     path.trim().rsplit('/').next().unwrap().to_owned()
 }
@@ -129,29 +162,50 @@ fn five_containers_in_a_row_get_eight_rails() {
             }
             down.push(ends(node, &name));
         }
-        node::record_times(&format!("{CALLER}, a container with eight rails"), &up, &down);
+        node::record_times(
+            &format!("{CALLER}, a container with eight rails"),
+            &up,
+            &down,
+        );
     });
 }
 
 #[test]
 fn nothing_is_left_of_a_container_that_fails_at_rail_4() {
-    run("podman::nothing_is_left_of_a_container_that_fails_at_rail_4", |node| {
-        fs::remove_file(node.allocation(4)).unwrap();
-        let output = start("trainer", 8);
-        assert!(!output.status.success() && text_of(&output).contains("rail-4"), "{}", text_of(&output));
-        ends(node, "trainer");
-    });
+    run(
+        "podman::nothing_is_left_of_a_container_that_fails_at_rail_4",
+        |node| {
+            fs::remove_file(node.allocation(4)).unwrap();
+            let output = start("trainer", 8);
+            assert!(
+                !output.status.success() && text_of(&output).contains("rail-4"),
+                "{}",
+                text_of(&output)
+            );
+            ends(node, "trainer");
+        },
+    );
 }
 
 /// Its process alone is killed: podman detaches the rails when conmon tells it.
 #[test]
 fn the_rails_of_a_container_that_dies_come_back() {
-    run("podman::the_rails_of_a_container_that_dies_come_back", |node| {
-        starts("trainer", 8);
-        let pids = ip(&format!("netns pids {}", netns_of("trainer")));
-        assert!(Command::new("kill").arg("-9").args(pids.split_whitespace()).status().unwrap().success());
-        let output = podman(&["wait", "trainer"]);
-        assert!(output.status.success(), "{}", text_of(&output));
-        ends(node, "trainer");
-    });
+    run(
+        "podman::the_rails_of_a_container_that_dies_come_back",
+        |node| {
+            starts("trainer", 8);
+            let pids = ip(&format!("netns pids {}", netns_of("trainer")));
+            assert!(
+                Command::new("kill")
+                    .arg("-9")
+                    .args(pids.split_whitespace())
+                    .status()
+                    .unwrap()
+                    .success()
+            );
+            let output = podman(&["wait", "trainer"]);
+            assert!(output.status.success(), "{}", text_of(&output));
+            ends(node, "trainer");
+        },
+    );
 }

@@ -1,5 +1,5 @@
-//! Upstream's plugins beside ours, called by cnitool: meta plugins behind rail-cni, IPAM plugins below it, and rail-ipam
-//! below other main plugins.
+//! Upstream's plugins beside ours, called by cnitool: meta plugins behind rail-cni, IPAM plugins
+//! below it, and rail-ipam below other main plugins.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -49,7 +49,11 @@ fn behind(test: &str, meta: Value, look: impl FnOnce(&Node)) {
     on_a_node(test, &["cnitool", "plugins"], |node| {
         add_network(node, &[rail(), meta]);
         let result = json_of(&call("add"));
-        assert_eq!(result["ips"][0]["address"], json!(node.addresses[0].0), "{result}");
+        assert_eq!(
+            result["ips"][0]["address"],
+            json!(node.addresses[0].0),
+            "{result}"
+        );
         node.has_rail("trainer", 0, "net1");
         node.reaches_leaf("trainer", 0, "net1");
         look(node);
@@ -72,13 +76,21 @@ fn tuning_runs_behind_a_rail() {
 #[test]
 fn portmap_without_ports_runs_behind_a_rail() {
     let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
-    behind("upstream::portmap_without_ports_runs_behind_a_rail", portmap, |_| {});
+    behind(
+        "upstream::portmap_without_ports_runs_behind_a_rail",
+        portmap,
+        |_| {},
+    );
 }
 
 #[test]
 fn bandwidth_without_limits_runs_behind_a_rail() {
     let bandwidth = json!({"type": "bandwidth", "capabilities": {"bandwidth": true}});
-    behind("upstream::bandwidth_without_limits_runs_behind_a_rail", bandwidth, |_| {});
+    behind(
+        "upstream::bandwidth_without_limits_runs_behind_a_rail",
+        bandwidth,
+        |_| {},
+    );
 }
 
 /// It wants the end of a veth on the host, where a VF has none.
@@ -88,7 +100,8 @@ fn bandwidth_with_limits_is_refused_and_nothing_is_left() {
         "upstream::bandwidth_with_limits_is_refused_and_nothing_is_left",
         &["cnitool", "plugins"],
         |node| {
-            let limits = json!({"type": "bandwidth", "ingressRate": 1_000_000, "ingressBurst": 1_000_000});
+            let limits =
+                json!({"type": "bandwidth", "ingressRate": 1_000_000, "ingressBurst": 1_000_000});
             add_network(node, &[rail(), limits]);
             let output = call("add");
             assert!(
@@ -105,18 +118,27 @@ fn bandwidth_with_limits_is_refused_and_nothing_is_left() {
 /// It takes the first table without rules, which is the next rail's.
 #[test]
 fn a_rail_whose_table_sbr_took_is_refused() {
-    on_a_node("upstream::a_rail_whose_table_sbr_took_is_refused", &["cnitool", "plugins"], |node| {
-        add_network(node, &[rail(), json!({"type": "sbr"})]);
-        json_of(&call("add"));
-        let mut next = rail();
-        (next["rail"], next["device"], next["ipam"]["pool"]) = (json!(1), json!("vf1"), json!("rail-1"));
-        let network = json!({"cniVersion": "1.1.0", "name": "rail-1", "plugins": [next]});
-        write("/etc/cni/net.d/21-rail-1.conflist", network.to_string());
-        let output = cnitool("add", "rail-1", "net2");
-        assert!(!output.status.success() && text_of(&output).contains("sbr"), "{}", text_of(&output));
-        succeeds("del");
-        node.is_as_before();
-    });
+    on_a_node(
+        "upstream::a_rail_whose_table_sbr_took_is_refused",
+        &["cnitool", "plugins"],
+        |node| {
+            add_network(node, &[rail(), json!({"type": "sbr"})]);
+            json_of(&call("add"));
+            let mut next = rail();
+            (next["rail"], next["device"], next["ipam"]["pool"]) =
+                (json!(1), json!("vf1"), json!("rail-1"));
+            let network = json!({"cniVersion": "1.1.0", "name": "rail-1", "plugins": [next]});
+            write("/etc/cni/net.d/21-rail-1.conflist", network.to_string());
+            let output = cnitool("add", "rail-1", "net2");
+            assert!(
+                !output.status.success() && text_of(&output).contains("sbr"),
+                "{}",
+                text_of(&output)
+            );
+            succeeds("del");
+            node.is_as_before();
+        },
+    );
 }
 
 /// An IPAM of upstream's below rail-cni.
@@ -126,7 +148,11 @@ fn below(test: &str, ipam: Value) {
         rail["ipam"] = ipam;
         add_network(node, &[rail]);
         let result = json_of(&call("add"));
-        assert_eq!(result["ips"][0]["address"], json!(node.addresses[0].0), "{result}");
+        assert_eq!(
+            result["ips"][0]["address"],
+            json!(node.addresses[0].0),
+            "{result}"
+        );
         node.has_rail("trainer", 0, "net1");
         node.reaches_leaf("trainer", 0, "net1");
         succeeds("check");
@@ -139,24 +165,32 @@ fn below(test: &str, ipam: Value) {
 #[test]
 fn static_serves_a_rail() {
     let address = json!([{"address": "172.16.0.0/31", "gateway": "172.16.0.1"}]);
-    below("upstream::static_serves_a_rail", json!({"type": "static", "addresses": address}));
+    below(
+        "upstream::static_serves_a_rail",
+        json!({"type": "static", "addresses": address}),
+    );
 }
 
 #[test]
 fn host_local_serves_a_rail() {
-    let range = json!([[{"subnet": "172.16.0.0/30", "rangeStart": "172.16.0.2", "gateway": "172.16.0.1"}]]);
-    on_a_node("upstream::host_local_serves_a_rail", &["cnitool", "plugins"], |node| {
-        let mut rail = rail();
-        rail["ipam"] = json!({"type": "host-local", "ranges": range});
-        add_network(node, &[rail]);
-        let result = json_of(&call("add"));
-        assert_eq!(result["ips"][0]["address"], "172.16.0.2/30", "{result}");
-        succeeds("check");
-        assert!(Path::new("/var/lib/cni/networks/rail-0/172.16.0.2").exists());
-        succeeds("del");
-        node.is_as_before();
-        assert!(!Path::new("/var/lib/cni/networks/rail-0/172.16.0.2").exists());
-    });
+    let range =
+        json!([[{"subnet": "172.16.0.0/30", "rangeStart": "172.16.0.2", "gateway": "172.16.0.1"}]]);
+    on_a_node(
+        "upstream::host_local_serves_a_rail",
+        &["cnitool", "plugins"],
+        |node| {
+            let mut rail = rail();
+            rail["ipam"] = json!({"type": "host-local", "ranges": range});
+            add_network(node, &[rail]);
+            let result = json_of(&call("add"));
+            assert_eq!(result["ips"][0]["address"], "172.16.0.2/30", "{result}");
+            succeeds("check");
+            assert!(Path::new("/var/lib/cni/networks/rail-0/172.16.0.2").exists());
+            succeeds("del");
+            node.is_as_before();
+            assert!(!Path::new("/var/lib/cni/networks/rail-0/172.16.0.2").exists());
+        },
+    );
 }
 
 /// rail-ipam below another main plugin: the pod has the address of the rail, and gives it back.
@@ -168,7 +202,10 @@ fn serves(test: &str, mut main: Value) {
             let args = ["link", "add", "link", "vf0", "probe", "type", kind];
             let output = Command::new("ip").args(args).output().unwrap();
             if !output.status.success() {
-                return node::skip(test, &format!("no {kind} in this kernel: {}", text_of(&output).trim()));
+                return node::skip(
+                    test,
+                    &format!("no {kind} in this kernel: {}", text_of(&output).trim()),
+                );
             }
             ip("link delete probe");
         }
@@ -176,7 +213,11 @@ fn serves(test: &str, mut main: Value) {
         main["ipam"] = json!({"type": "rail-ipam", "pool": "rail-0"});
         add_network(node, &[main]);
         let result = json_of(&call("add"));
-        assert_eq!(result["ips"][0]["address"], json!(node.addresses[0].0), "{result}");
+        assert_eq!(
+            result["ips"][0]["address"],
+            json!(node.addresses[0].0),
+            "{result}"
+        );
         let of_pod = ip("-n trainer -4 -br addr show dev net1");
         assert!(of_pod.contains(&node.addresses[0].0), "{of_pod}");
         assert_eq!(leases(), 1);
@@ -187,7 +228,10 @@ fn serves(test: &str, mut main: Value) {
 }
 
 fn leases() -> usize {
-    let files = fs::read_dir("/run/rail-cni/leases/worker-gpu-0/rail-0").into_iter().flatten().flatten();
+    let files = fs::read_dir("/run/rail-cni/leases/worker-gpu-0/rail-0")
+        .into_iter()
+        .flatten()
+        .flatten();
     files.filter(|file| file.file_name() != "lock").count()
 }
 
@@ -201,12 +245,18 @@ fn rail_ipam_serves_macvlan() {
 
 #[test]
 fn rail_ipam_serves_ipvlan() {
-    serves("upstream::rail_ipam_serves_ipvlan", json!({"type": "ipvlan", "master": "vf0", "mode": "l2"}));
+    serves(
+        "upstream::rail_ipam_serves_ipvlan",
+        json!({"type": "ipvlan", "master": "vf0", "mode": "l2"}),
+    );
 }
 
 #[test]
 fn rail_ipam_serves_bridge() {
-    serves("upstream::rail_ipam_serves_bridge", json!({"type": "bridge", "bridge": "br0"}));
+    serves(
+        "upstream::rail_ipam_serves_bridge",
+        json!({"type": "bridge", "bridge": "br0"}),
+    );
 }
 
 #[test]
@@ -216,11 +266,14 @@ fn rail_ipam_serves_ptp() {
 
 #[test]
 fn rail_ipam_serves_host_device() {
-    serves("upstream::rail_ipam_serves_host_device", json!({"type": "host-device", "device": "vf0"}));
+    serves(
+        "upstream::rail_ipam_serves_host_device",
+        json!({"type": "host-device", "device": "vf0"}),
+    );
 }
 
-/// ovs-cni passes on to its IPAM what it was called with: its own configuration, in CHECK and DEL with the result of ADD
-/// if the runtime has it.
+/// ovs-cni passes on to its IPAM what it was called with: its own configuration, in CHECK and DEL
+/// with the result of ADD if the runtime has it.
 #[test]
 fn rail_ipam_serves_ovs() {
     on_a_node("upstream::rail_ipam_serves_ovs", &[], |node| {
@@ -239,7 +292,11 @@ fn rail_ipam_serves_ovs() {
                 ("CNI_IFNAME", "net1".to_owned()),
                 ("CNI_PATH", "/opt/cni/bin".to_owned()),
             ]);
-            node::run(&mut Command::new("/opt/cni/bin/rail-ipam"), &variables, &network.to_string())
+            node::run(
+                &mut Command::new("/opt/cni/bin/rail-ipam"),
+                &variables,
+                &network.to_string(),
+            )
         };
         // Its ADD fails after that of its IPAM: it calls DEL, and kubelet begins again.
         json_of(&call("ADD", None));
@@ -249,7 +306,11 @@ fn rail_ipam_serves_ovs() {
 
         let ips = json_of(&call("ADD", None));
         assert_eq!(ips["cniVersion"], "1.0.0", "{ips}");
-        assert_eq!(ips["ips"][0]["address"], json!(node.addresses[0].0), "{ips}");
+        assert_eq!(
+            ips["ips"][0]["address"],
+            json!(node.addresses[0].0),
+            "{ips}"
+        );
         assert_eq!(leases(), 1);
         let mut result = ips.clone();
         result["interfaces"] = json!([{"name": "net1", "sandbox": netns}]);
@@ -260,6 +321,10 @@ fn rail_ipam_serves_ovs() {
             assert_eq!(leases(), left, "{verb}");
         }
         let output = call("CHECK", Some(&result));
-        assert!(!output.status.success(), "a lease that is not there: {}", text_of(&output));
+        assert!(
+            !output.status.success(),
+            "a lease that is not there: {}",
+            text_of(&output)
+        );
     });
 }

@@ -1,5 +1,5 @@
-//! whereabouts below rail-cni, as conf/migration/sriov-whereabouts.yaml has it: the IPAM plugin is kept, and `type` alone
-//! has changed.
+//! whereabouts below rail-cni, as conf/migration/sriov-whereabouts.yaml has it: the IPAM plugin is
+//! kept, and `type` alone has changed.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -9,7 +9,9 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-use crate::node::{self, documents, executable, ip, json_of, on_a_node, text_of, vf_address, write};
+use crate::node::{
+    self, documents, executable, ip, json_of, on_a_node, text_of, vf_address, write,
+};
 use crate::objects::{self, Objects};
 
 const CALLER: &str = "whereabouts-0.8.0";
@@ -28,7 +30,8 @@ fn start(objects: &Objects) -> String {
 fn call(verb: &str, config: &Value, name: &str, rail: u8) -> Output {
     let mut config = config.clone();
     if config["device"].is_null() {
-        (config["deviceID"], config["pciBusID"]) = (json!(vf_address(rail)), json!(vf_address(rail)));
+        (config["deviceID"], config["pciBusID"]) =
+            (json!(vf_address(rail)), json!(vf_address(rail)));
     }
     let variables = BTreeMap::from([
         ("CNI_COMMAND", verb.to_owned()),
@@ -36,7 +39,10 @@ fn call(verb: &str, config: &Value, name: &str, rail: u8) -> Output {
         ("CNI_NETNS", format!("/run/netns/{name}")),
         ("CNI_IFNAME", format!("net{}", rail + 1)),
         ("CNI_PATH", "/opt/cni/bin".to_owned()),
-        ("CNI_ARGS", format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ai-training;K8S_POD_NAME={name}")),
+        (
+            "CNI_ARGS",
+            format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ai-training;K8S_POD_NAME={name}"),
+        ),
     ]);
     let plugin = format!("/opt/cni/bin/{}", config["type"].as_str().unwrap());
     node::run(&mut Command::new(plugin), &variables, &config.to_string())
@@ -77,10 +83,15 @@ fn whereabouts_serves_the_rails_of_the_migrated_networks() {
             assert_eq!(result["ips"][0]["address"], "10.50.0.1/16", "{result}");
             succeeds(&call("DEL", &before, "before", 0));
 
-            // Two rails of a pod, and a second pod with another VF of rail 0's subnet: the addresses are the cluster's.
+            // Two rails of a pod, and a second pod with another VF of rail 0's subnet: the
+            // addresses are the cluster's.
             node.add_pod("trainer");
             node.add_pod("other");
-            let calls = [("trainer", 0, config(0)), ("trainer", 1, config(1)), ("other", 2, config(0))];
+            let calls = [
+                ("trainer", 0, config(0)),
+                ("trainer", 1, config(1)),
+                ("other", 2, config(0)),
+            ];
             let mut addresses = Vec::new();
             for (pod, rail, config) in &calls {
                 let result = json_of(&call("ADD", config, pod, *rail));
@@ -91,8 +102,12 @@ fn whereabouts_serves_the_rails_of_the_migrated_networks() {
             assert_eq!(addresses, ["10.50.0.1/16", "10.51.0.1/16", "10.50.0.2/16"]);
             let held = || -> usize {
                 let objects = objects.lock().unwrap();
-                let pools = objects.iter().filter(|(path, _)| path.contains("/ippools/"));
-                pools.map(|(_, pool)| pool["spec"]["allocations"].as_object().unwrap().len()).sum()
+                let pools = objects
+                    .iter()
+                    .filter(|(path, _)| path.contains("/ippools/"));
+                pools
+                    .map(|(_, pool)| pool["spec"]["allocations"].as_object().unwrap().len())
+                    .sum()
             };
             assert_eq!(held(), 3);
             for (pod, rail, config) in &calls {

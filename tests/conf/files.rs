@@ -18,7 +18,13 @@ pub fn files_below(folder: &str) -> Vec<String> {
             if path.is_dir() {
                 folders.push(path);
             } else {
-                files.push(path.strip_prefix(root).unwrap().to_str().unwrap().to_owned());
+                files.push(
+                    path.strip_prefix(root)
+                        .unwrap()
+                        .to_str()
+                        .unwrap()
+                        .to_owned(),
+                );
             }
         }
     }
@@ -53,5 +59,9 @@ pub fn blocks(text: &str, language: &str) -> Vec<String> {
 }
 
 pub fn in_backquotes(cell: &str) -> Vec<String> {
-    cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+    cell.split('`')
+        .skip(1)
+        .step_by(2)
+        .map(str::to_owned)
+        .collect()
 }

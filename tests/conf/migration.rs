@@ -1,16 +1,22 @@
-//! conf/migration: what somebody has who comes from other plugins, with as few changes as it takes. tests/callers attaches
-//! these networks.
+//! conf/migration: what somebody has who comes from other plugins, with as few changes as it takes.
+//! tests/callers attaches these networks.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
 use super::{
-    Bench, RAIL_CNI, RAILCTL, config_of, json_of, plugin_configs, read, vf_of, with_device, yaml_documents,
+    Bench, RAIL_CNI, RAILCTL, config_of, json_of, plugin_configs, read, vf_of, with_device,
+    yaml_documents,
 };
 
-const FILES: [&str; 5] =
-    ["sriov-host-local", "sriov-whereabouts", "sriov-network", "macvlan-whereabouts", "host-device-nv-ipam"];
+const FILES: [&str; 5] = [
+    "sriov-host-local",
+    "sriov-whereabouts",
+    "sriov-network",
+    "macvlan-whereabouts",
+    "host-device-nv-ipam",
+];
 
 fn path(file: &str) -> String {
     format!("conf/migration/{file}.yaml")
@@ -19,7 +25,9 @@ fn path(file: &str) -> String {
 /// The networks of a file, with their NADs.
 fn networks(file: &str) -> Vec<(Value, Value)> {
     let documents = yaml_documents(&read(&path(file))).unwrap();
-    let nads = documents.into_iter().filter(|each| each["kind"] == "NetworkAttachmentDefinition");
+    let nads = documents
+        .into_iter()
+        .filter(|each| each["kind"] == "NetworkAttachmentDefinition");
     nads.map(|nad| (config_of(&nad), nad)).collect()
 }
 
@@ -33,10 +41,14 @@ fn lint(text: &str) -> (Option<i32>, String) {
     std::fs::write(bench.path("x.yaml"), text).unwrap();
     let mut command = bench.command(&RAILCTL, &["lint"]);
     let output = command.arg(bench.path("x.yaml")).output().unwrap();
-    (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    (
+        output.status.code(),
+        String::from_utf8(output.stdout).unwrap(),
+    )
 }
 
-/// With the shipped node.json and the device that Multus adds. Nothing in them is unknown or without effect.
+/// With the shipped node.json and the device that Multus adds. Nothing in them is unknown or
+/// without effect.
 #[test]
 fn every_network_to_migrate_is_accepted() {
     assert_eq!(counts(), [4, 8, 1, 1, 8]);
@@ -44,8 +56,15 @@ fn every_network_to_migrate_is_accepted() {
     for file in FILES {
         for (rail, (network, nad)) in networks(file).into_iter().enumerate() {
             assert_eq!(network["name"], nad["metadata"]["name"]);
-            assert_eq!((&network["type"], network.get("rail")), (&json!("rail-cni"), None), "{file}");
-            bench.accepts(&format!("{file}: {rail}"), &with_device(network, &vf_of(rail)));
+            assert_eq!(
+                (&network["type"], network.get("rail")),
+                (&json!("rail-cni"), None),
+                "{file}"
+            );
+            bench.accepts(
+                &format!("{file}: {rail}"),
+                &with_device(network, &vf_of(rail)),
+            );
         }
     }
     for config in plugin_configs(&json_of("conf/migration/host-device-chain.conflist")) {
@@ -57,14 +76,20 @@ fn every_network_to_migrate_is_accepted() {
 #[test]
 fn the_network_of_ib_kubernetes_needs_its_guid_in_the_policy() {
     let bench = Bench::new();
-    let [(network, _)] = &networks("ib-sriov")[..] else { panic!("one network") };
+    let [(network, _)] = &networks("ib-sriov")[..] else {
+        panic!("one network")
+    };
     assert_eq!(network["type"], "ib-sriov");
-    let told = |config: &Value| String::from_utf8(bench.call(RAIL_CNI, "ADD", config).stdout).unwrap();
+    let told =
+        |config: &Value| String::from_utf8(bench.call(RAIL_CNI, "ADD", config).stdout).unwrap();
     let mut config = with_device(network.clone(), &vf_of(0));
     config["args"] = json!({"cni": {"mellanox.infiniband.app": "configured"}});
     config["runtimeConfig"] = json!({"infinibandGUID": "02:00:00:00:00:00:00:01"});
     let refused = told(&config);
-    assert!(refused.contains("infinibandGUID: ") && refused.contains("policy.vfKeys"), "{refused}");
+    assert!(
+        refused.contains("infinibandGUID: ") && refused.contains("policy.vfKeys"),
+        "{refused}"
+    );
     let mut node: Value =
         serde_json::from_str(&std::fs::read_to_string(bench.path("node.json")).unwrap()).unwrap();
     node["policy"]["vfKeys"] = json!(["infinibandGUID"]);
@@ -73,7 +98,8 @@ fn the_network_of_ib_kubernetes_needs_its_guid_in_the_policy() {
     assert!(told(&config).contains("\"code\":8"), "{}", told(&config));
 }
 
-/// `type` was the only thing that had to change: as they were, lint says so, and of nothing that it is wrong.
+/// `type` was the only thing that had to change: as they were, lint says so, and of nothing that it
+/// is wrong.
 #[test]
 fn lint_says_of_the_networks_as_they_were_that_it_takes_them() {
     for (file, plugin) in [
@@ -85,12 +111,15 @@ fn lint_says_of_the_networks_as_they_were_that_it_takes_them() {
         let before = read(&path(file)).replace("\"rail-cni\"", &format!("{plugin:?}"));
         let (code, told) = lint(&before);
         assert_eq!(code, Some(0), "{told}");
-        let taken = format!("type: {plugin}: rail-cni takes this configuration when type is changed");
+        let taken =
+            format!("type: {plugin}: rail-cni takes this configuration when type is changed");
         assert_eq!(told.matches(&taken).count(), networks(file).len(), "{told}");
     }
     // macvlan has keys that a VF has no use for: ADD refuses one, and lint names both.
-    let keys = "\"type\": \"rail-cni\",\n      \"master\": \"ens3f0\",\n      \"mode\": \"bridge\",";
-    let (code, told) = lint(&read(&path("macvlan-whereabouts")).replace("\"type\": \"rail-cni\",", keys));
+    let keys =
+        "\"type\": \"rail-cni\",\n      \"master\": \"ens3f0\",\n      \"mode\": \"bridge\",";
+    let (code, told) =
+        lint(&read(&path("macvlan-whereabouts")).replace("\"type\": \"rail-cni\",", keys));
     assert_eq!(code, Some(1), "{told}");
     for fault in ["master: unknown key", "mode: \"bridge\" is not one of rdma"] {
         assert!(told.contains(fault), "{told}");
@@ -100,14 +129,22 @@ fn lint_says_of_the_networks_as_they_were_that_it_takes_them() {
 /// Whatever lint says of a file of conf/migration, docs/migration.md explains.
 #[test]
 fn what_lint_says_of_the_migrated_networks_is_in_the_page() {
-    let output =
-        Bench::new().command(&RAILCTL, &["lint", "conf/migration", "--output", "json"]).output().unwrap();
+    let output = Bench::new()
+        .command(&RAILCTL, &["lint", "conf/migration", "--output", "json"])
+        .output()
+        .unwrap();
     let told: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&told["errors"], output.status.code()), (&json!(0), Some(0)), "{told}");
+    assert_eq!(
+        (&told["errors"], output.status.code()),
+        (&json!(0), Some(0)),
+        "{told}"
+    );
     let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
     for finding in told["findings"].as_array().unwrap() {
         let message = finding["message"].as_str().unwrap();
-        *kinds.entry(message.split(':').next().unwrap().to_owned()).or_default() += 1;
+        *kinds
+            .entry(message.split(':').next().unwrap().to_owned())
+            .or_default() += 1;
     }
     let page = read("docs/migration.md");
     let (_, table) = page.split_once("### What `lint` says of them").unwrap();
@@ -130,7 +167,10 @@ fn pods_and_networks_to_migrate_are_of_one_piece() {
             .into_iter()
             .map(|(network, nad)| {
                 let resource = &nad["metadata"]["annotations"]["k8s.v1.cni.cncf.io/resourceName"];
-                (network["name"].as_str().unwrap().to_owned(), resource.as_str().unwrap().to_owned())
+                (
+                    network["name"].as_str().unwrap().to_owned(),
+                    resource.as_str().unwrap().to_owned(),
+                )
             })
             .collect();
         for document in yaml_documents(&read(&path(file))).unwrap() {
@@ -141,30 +181,53 @@ fn pods_and_networks_to_migrate_are_of_one_piece() {
                 _ => continue,
             };
             pods += 1;
-            let text = template["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"].as_str().unwrap();
+            let text = template["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"]
+                .as_str()
+                .unwrap();
             let names: Vec<String> = match serde_json::from_str::<Vec<Value>>(text) {
-                Ok(list) => list.iter().map(|each| each["name"].as_str().unwrap().to_owned()).collect(),
+                Ok(list) => list
+                    .iter()
+                    .map(|each| each["name"].as_str().unwrap().to_owned())
+                    .collect(),
                 Err(_) => text.split(", ").map(str::to_owned).collect(),
             };
-            assert_eq!(names, resources.keys().cloned().collect::<Vec<_>>(), "{file}");
-            let limits = template["spec"]["containers"][0]["resources"]["limits"].as_object().unwrap();
+            assert_eq!(
+                names,
+                resources.keys().cloned().collect::<Vec<_>>(),
+                "{file}"
+            );
+            let limits = template["spec"]["containers"][0]["resources"]["limits"]
+                .as_object()
+                .unwrap();
             let asked = limits.keys().filter(|key| *key != "nvidia.com/gpu");
-            assert_eq!(asked.collect::<Vec<_>>(), resources.values().collect::<Vec<_>>(), "{file}");
+            assert_eq!(
+                asked.collect::<Vec<_>>(),
+                resources.values().collect::<Vec<_>>(),
+                "{file}"
+            );
         }
     }
     assert_eq!(pods, 4);
     // The resources of whole NICs are those of conf/node.json's PFs, in its order.
-    let [map] = &yaml_documents(&read(&path("device-plugin"))).unwrap()[..] else { panic!("one ConfigMap") };
+    let [map] = &yaml_documents(&read(&path("device-plugin"))).unwrap()[..] else {
+        panic!("one ConfigMap")
+    };
     let config: Value = serde_json::from_str(map["data"]["config.json"].as_str().unwrap()).unwrap();
     let pfs = super::pfs(&json_of("conf/node.json"));
-    for (rail, (resource, pf)) in config["resourceList"].as_array().unwrap().iter().zip(&pfs).enumerate() {
+    for (rail, (resource, pf)) in config["resourceList"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip(&pfs)
+        .enumerate()
+    {
         assert_eq!(resource["resourceName"], format!("rail-{}", rail + 1));
         assert_eq!(resource["selectors"]["pciAddresses"], json!([pf]));
     }
 }
 
-/// The pools that the networks name are there, for two nodes, and are imported without a complaint: what is said is which
-/// rail the pools are whose names count from 1.
+/// The pools that the networks name are there, for two nodes, and are imported without a complaint:
+/// what is said is which rail the pools are whose names count from 1.
 #[test]
 fn the_pools_to_migrate_are_imported() {
     for (pools, file, count, told) in [
@@ -178,22 +241,38 @@ fn the_pools_to_migrate_are_imported() {
     ] {
         let bench = Bench::new();
         let output = bench
-            .command(&RAILCTL, &["import", "--all-nodes", &path(pools), "--output", "json"])
+            .command(
+                &RAILCTL,
+                &["import", "--all-nodes", &path(pools), "--output", "json"],
+            )
             .output()
             .unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.success() && told.is_none_or(|told| said.contains(told)), "{said}");
+        assert!(
+            output.status.success() && told.is_none_or(|told| said.contains(told)),
+            "{said}"
+        );
         assert_eq!(said.lines().count(), usize::from(told.is_some()), "{said}");
         let named = networks(file).into_iter().filter_map(|(network, _)| {
-            let pool = network["ipam"].get("pool").or(network["ipam"].get("poolName"));
+            let pool = network["ipam"]
+                .get("pool")
+                .or(network["ipam"].get("poolName"));
             Some(pool?.as_str().unwrap().to_owned())
         });
         let named: Vec<_> = named.collect();
         assert_eq!(named.len(), count);
-        for (node, pool) in
-            named.iter().flat_map(|pool| ["worker-gpu-0", "worker-gpu-1"].map(|node| (node, pool)))
+        for (node, pool) in named
+            .iter()
+            .flat_map(|pool| ["worker-gpu-0", "worker-gpu-1"].map(|node| (node, pool)))
         {
-            assert!(bench.path("store").join(node).join(format!("{pool}.json")).is_file(), "{node}: {pool}");
+            assert!(
+                bench
+                    .path("store")
+                    .join(node)
+                    .join(format!("{pool}.json"))
+                    .is_file(),
+                "{node}: {pool}"
+            );
         }
     }
 }

@@ -34,17 +34,24 @@ pub struct Asked {
     pub cells: Vec<Cell>,
     /// Packets of questions and answers that pods sent and received.
     pub packets: u64,
-    /// Other packets, and pairs of addresses that another rail carried than that of the pod's own address.
+    /// Other packets, and pairs of addresses that another rail carried than that of the pod's own
+    /// address.
     pub strays: Vec<String>,
 }
 
 impl Cell {
-    /// Is it as source-based routing promises: answered, every packet by the rail of its own address, with one router
-    /// between the same rails of an SU and with three between all others?
+    /// Is it as source-based routing promises: answered, every packet by the rail of its own
+    /// address, with one router between the same rails of an SU and with three between all others?
     pub fn is_good(&self) -> bool {
-        let routers = if self.from.rail == self.to.rail && self.from.su() == self.to.su() { 1 } else { 3 };
+        let routers = if self.from.rail == self.to.rail && self.from.su() == self.to.su() {
+            1
+        } else {
+            3
+        };
         let (from, to) = (Rails::from([self.from.rail]), Rails::from([self.to.rail]));
-        self.answer.as_ref().is_ok_and(|hops| hops.is_none_or(|hops| hops == routers))
+        self.answer
+            .as_ref()
+            .is_ok_and(|hops| hops.is_none_or(|hops| hops == routers))
             && self.ways == [from.clone(), to.clone(), to, from]
     }
 
@@ -63,7 +70,12 @@ impl Fabric {
     fn ask(&self, kind: Kind) -> Asked {
         self.settle();
         for node in 0..NODES {
-            let nft = || batch(Command::new("nft").args(["-f", "-"]), include_str!("count.nft"));
+            let nft = || {
+                batch(
+                    Command::new("nft").args(["-f", "-"]),
+                    include_str!("count.nft"),
+                )
+            };
             self.inside(&format!("pod-{node}"), nft);
         }
         let questions: Vec<_> = (0..NODES).map(|node| self.questions(node, kind)).collect();
@@ -72,27 +84,42 @@ impl Fabric {
                 .iter()
                 .enumerate()
                 .map(|(node, questions)| {
-                    let probes: Vec<Probe> =
-                        questions.iter().map(|question| question.probe.clone()).collect();
-                    scope.spawn(move || self.inside(&format!("pod-{node}"), || prober::ask(&probes)))
+                    let probes: Vec<Probe> = questions
+                        .iter()
+                        .map(|question| question.probe.clone())
+                        .collect();
+                    scope
+                        .spawn(move || self.inside(&format!("pod-{node}"), || prober::ask(&probes)))
                 })
                 .collect();
             pods.into_iter().map(|pod| pod.join().unwrap()).collect()
         });
         let seen = Seen::of(self);
-        let cells = questions.into_iter().flatten().zip(answers.into_iter().flatten());
-        let cells = cells.map(|(question, answer)| seen.cell(question, answer)).collect();
-        Asked { cells, packets: seen.packets, strays: seen.strays }
+        let cells = questions
+            .into_iter()
+            .flatten()
+            .zip(answers.into_iter().flatten());
+        let cells = cells
+            .map(|(question, answer)| seen.cell(question, answer))
+            .collect();
+        Asked {
+            cells,
+            packets: seen.packets,
+            strays: seen.strays,
+        }
     }
 
-    /// Waits for the connections of the kind before. The last segment of one that has not ended may come again, and would
-    /// be a question of this kind.
+    /// Waits for the connections of the kind before. The last segment of one that has not ended may
+    /// come again, and would be a question of this kind.
     fn settle(&self) {
         // LISTEN, TIME_WAIT, and the head of the table.
-        let is_open = |line: &str| !["0A", "06", "st"].contains(&line.split_whitespace().nth(3).unwrap());
+        let is_open =
+            |line: &str| !["0A", "06", "st"].contains(&line.split_whitespace().nth(3).unwrap());
         let is_quiet = || {
             let tables = ["tcp", "tcp6"].map(|name| format!("/proc/thread-self/net/{name}"));
-            tables.iter().all(|table| !fs::read_to_string(table).unwrap().lines().any(is_open))
+            tables
+                .iter()
+                .all(|table| !fs::read_to_string(table).unwrap().lines().any(is_open))
         };
         let has_settled = || {
             (0..1000).any(|_| {
@@ -103,7 +130,10 @@ impl Fabric {
             })
         };
         for node in 0..NODES {
-            assert!(self.inside(&format!("pod-{node}"), has_settled), "pod-{node} has open connections");
+            assert!(
+                self.inside(&format!("pod-{node}"), has_settled),
+                "pod-{node} has open connections"
+            );
         }
     }
 
@@ -120,7 +150,12 @@ impl Fabric {
                         source: self.planned(from, family).address,
                         destination: self.planned(to, family).address,
                     };
-                    questions.push(Question { family, from, to, probe });
+                    questions.push(Question {
+                        family,
+                        from,
+                        to,
+                        probe,
+                    });
                 }
             }
         }
@@ -148,11 +183,23 @@ impl Seen {
     fn of(fabric: &Fabric) -> Seen {
         let mut seen = Seen::default();
         let rails: BTreeMap<IpAddr, usize> = crate::fabric::ends()
-            .flat_map(|end| fabric.setup.families.iter().map(move |family| (end, *family)))
+            .flat_map(|end| {
+                fabric
+                    .setup
+                    .families
+                    .iter()
+                    .map(move |family| (end, *family))
+            })
             .map(|(end, family)| (fabric.planned(end, family).address, end.rail))
             .collect();
         for node in 0..NODES {
-            let list = || Command::new("nft").args(["-j", "list", "ruleset"]).output().unwrap().stdout;
+            let list = || {
+                Command::new("nft")
+                    .args(["-j", "list", "ruleset"])
+                    .output()
+                    .unwrap()
+                    .stdout
+            };
             let ruleset: Value =
                 serde_json::from_slice(&fabric.inside(&format!("pod-{node}"), list)).unwrap();
             for object in ruleset["nftables"].as_array().unwrap() {
@@ -160,9 +207,14 @@ impl Seen {
                     seen.packets += object["counter"]["packets"].as_u64().unwrap();
                 } else if object["counter"]["name"] == "others" {
                     let packets = object["counter"]["packets"].as_u64().unwrap();
-                    (packets > 0).then(|| seen.strays.push(format!("pod-{node}: {packets} other packets")));
+                    (packets > 0).then(|| {
+                        seen.strays
+                            .push(format!("pod-{node}: {packets} other packets"))
+                    });
                 }
-                let Some(name) = object["set"]["name"].as_str() else { continue };
+                let Some(name) = object["set"]["name"].as_str() else {
+                    continue;
+                };
                 for element in object["set"]["elem"].as_array().into_iter().flatten() {
                     seen.note(node, name, &element["concat"], &rails);
                 }
@@ -173,19 +225,40 @@ impl Seen {
 
     /// An element of a set: interface, source, destination.
     fn note(&mut self, node: usize, set: &str, element: &Value, rails: &BTreeMap<IpAddr, usize>) {
-        let word = |index: usize| element[index].as_str().unwrap_or_else(|| panic!("{set}: {element}"));
-        let rail = word(0).strip_prefix("net").unwrap().parse::<usize>().unwrap() - 1;
+        let word = |index: usize| {
+            element[index]
+                .as_str()
+                .unwrap_or_else(|| panic!("{set}: {element}"))
+        };
+        let rail = word(0)
+            .strip_prefix("net")
+            .unwrap()
+            .parse::<usize>()
+            .unwrap()
+            - 1;
         let [source, destination] = [1, 2].map(|index| word(index).parse::<IpAddr>().unwrap());
-        let own = if set.contains("_out_") { source } else { destination };
+        let own = if set.contains("_out_") {
+            source
+        } else {
+            destination
+        };
         if rails.get(&own) != Some(&rail) {
             self.strays.push(format!("pod-{node}: {set}: {element}"));
         }
         let set = set.rsplit_once('_').unwrap().0.to_owned();
-        self.ways.entry((node, set, source, destination)).or_default().insert(rail);
+        self.ways
+            .entry((node, set, source, destination))
+            .or_default()
+            .insert(rail);
     }
 
     fn cell(&self, question: Question, answer: Answer) -> Cell {
-        let Question { family, from, to, probe } = question;
+        let Question {
+            family,
+            from,
+            to,
+            probe,
+        } = question;
         let destination = probe.destination;
         let source = if probe.kind == Kind::Unbound {
             // The kernel chose it.
@@ -197,7 +270,10 @@ impl Seen {
             probe.source
         };
         let way = |node: usize, set: &str, source, destination| {
-            self.ways.get(&(node, set.to_owned(), source, destination)).cloned().unwrap_or_default()
+            self.ways
+                .get(&(node, set.to_owned(), source, destination))
+                .cloned()
+                .unwrap_or_default()
         };
         let ways = [
             way(from.node, "questions_out", source, destination),
@@ -205,13 +281,20 @@ impl Seen {
             way(to.node, "answers_out", destination, source),
             way(from.node, "answers_in", destination, source),
         ];
-        Cell { kind: probe.kind, family, from, to, answer, ways }
+        Cell {
+            kind: probe.kind,
+            family,
+            from,
+            to,
+            answer,
+            ways,
+        }
     }
 }
 
-/// Which way the cells went, as paths.txt has it: a line per way, with the kinds that went it. A is the rail of
-/// the address that asks, B that of the one that is asked. For an unbound socket the kernel chooses the one that asks.
-/// `-` is where no packet came.
+/// Which way the cells went, as paths.txt has it: a line per way, with the kinds that went it. A is
+/// the rail of the address that asks, B that of the one that is asked. For an unbound socket the
+/// kernel chooses the one that asks. `-` is where no packet came.
 pub fn paths(asked: &BTreeMap<Kind, Asked>) -> Vec<String> {
     let mut ways: BTreeMap<String, BTreeMap<Kind, u32>> = BTreeMap::new();
     for (kind, asked) in asked {
@@ -221,8 +304,12 @@ pub fn paths(asked: &BTreeMap<Kind, Asked>) -> Vec<String> {
                 _ if cell.from.rail == cell.to.rail => "A to A",
                 _ => "A to B",
             };
-            let verdict = cell.answer.as_ref().map_or_else(|failure| failure.0.as_str(), |_| "passes");
-            let [out, entered, back_out, back] = [0, 1, 2, 3].map(|step| whose(cell, &cell.ways[step]));
+            let verdict = cell
+                .answer
+                .as_ref()
+                .map_or_else(|failure| failure.0.as_str(), |_| "passes");
+            let [out, entered, back_out, back] =
+                [0, 1, 2, 3].map(|step| whose(cell, &cell.ways[step]));
             let way = format!(
                 "{} {between:<6} {verdict:<9}  out {out}, in {entered}; back out {back_out}, in {back}",
                 cell.family
@@ -246,7 +333,11 @@ fn whose(cell: &Cell, rails: &Rails) -> String {
             _ => format!("rail {rail}"),
         })
         .collect();
-    if names.is_empty() { "-".to_owned() } else { names.join("+") }
+    if names.is_empty() {
+        "-".to_owned()
+    } else {
+        names.join("+")
+    }
 }
 
 /// A number of cells is written behind a kind where it is not that of all.
@@ -254,14 +345,21 @@ fn line(way: &str, kinds: &BTreeMap<Kind, u32>) -> String {
     let most = kinds.values().copied().max().unwrap_or_default();
     let kinds: Vec<String> = kinds
         .iter()
-        .map(|(kind, count)| if *count == most { kind.to_string() } else { format!("{kind} ({count})") })
+        .map(|(kind, count)| {
+            if *count == most {
+                kind.to_string()
+            } else {
+                format!("{kind} ({count})")
+            }
+        })
         .collect();
     format!("{way:<66} {most:>3} cells each: {}", kinds.join(", "))
 }
 
-/// The grid of a family, for whoever looks for a fault: a row per pair of nodes, a group per rail that asks, in it a
-/// digit per rail that is asked: the routers that the answer crossed. Where a cell failed, a letter says how: d by the
-/// interface, s by the source address, j the jumbo frame, t TCP, b TCP by both; `!`: it passed by another rail.
+/// The grid of a family, for whoever looks for a fault: a row per pair of nodes, a group per rail
+/// that asks, in it a digit per rail that is asked: the routers that the answer crossed. Where a
+/// cell failed, a letter says how: d by the interface, s by the source address, j the jumbo frame,
+/// t TCP, b TCP by both; `!`: it passed by another rail.
 pub fn grid(asked: &BTreeMap<Kind, Asked>, family: Family) -> String {
     let mut marks: BTreeMap<(End, End), char> = BTreeMap::new();
     let cells = asked.values().flat_map(|asked| &asked.cells);
@@ -282,14 +380,21 @@ pub fn grid(asked: &BTreeMap<Kind, Asked>, family: Family) -> String {
     for rail in 0..RAILS {
         write!(grid, " rail {rail}  ").unwrap();
     }
-    for (from, to) in
-        (0..NODES).flat_map(|from| (0..NODES).map(move |to| (from, to))).filter(|(from, to)| from != to)
+    for (from, to) in (0..NODES)
+        .flat_map(|from| (0..NODES).map(move |to| (from, to)))
+        .filter(|(from, to)| from != to)
     {
         write!(grid, "\nnode-{from}  node-{to}").unwrap();
         for asks in 0..RAILS {
             grid.push(' ');
             for rail in 0..RAILS {
-                let ends = (End { node: from, rail: asks }, End { node: to, rail });
+                let ends = (
+                    End {
+                        node: from,
+                        rail: asks,
+                    },
+                    End { node: to, rail },
+                );
                 grid.push(marks.get(&ends).copied().unwrap_or(' '));
             }
         }

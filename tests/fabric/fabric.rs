@@ -6,8 +6,9 @@
 //!   spine-0 spine-1    an uplink from every leaf to every spine; leaves spread flows over both
 //! ```
 //!
-//! Only the cables are laid here. All addresses between nodes and leaves come from a plan of rail-ipam, which writes each
-//! node's store and each leaf's commands. A leaf has the addresses of its ports only, and sends the rest to the spines.
+//! Only the cables are laid here. All addresses between nodes and leaves come from a plan of
+//! rail-ipam, which writes each node's store and each leaf's commands. A leaf has the addresses of
+//! its ports only, and sends the rest to the spines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
@@ -91,7 +92,8 @@ pub enum Links {
     Numbered,
     /// No prefix. The leaf is an IPv6 link-local next hop, for IPv4 too.
     LinkLocal,
-    /// No prefix. The leaf is an address that no prefix contains, in both families the same on all leaves.
+    /// No prefix. The leaf is an address that no prefix contains, in both families the same on all
+    /// leaves.
     Onlink,
 }
 
@@ -173,7 +175,9 @@ impl Fabric {
                 setns(fs::File::open(netns).unwrap(), CloneFlags::CLONE_NEWNET).unwrap();
                 work()
             });
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
     }
 
@@ -209,7 +213,10 @@ impl Fabric {
         let mut cables = String::new();
         for (su, rail) in leaves() {
             for spine in 0..SPINES {
-                let (above, below) = (self.name(&spine_name(spine)), self.name(&leaf_name(su, rail)));
+                let (above, below) = (
+                    self.name(&spine_name(spine)),
+                    self.name(&leaf_name(su, rail)),
+                );
                 writeln!(
                     cables,
                     "link add su{su}-r{rail} netns {above} mtu 9216 type veth peer name up{spine} netns {below} mtu 9216"
@@ -218,7 +225,10 @@ impl Fabric {
             }
         }
         for end in ends() {
-            let (node, leaf) = (self.name(&format!("node-{}", end.node)), self.name(&end.leaf()));
+            let (node, leaf) = (
+                self.name(&format!("node-{}", end.node)),
+                self.name(&end.leaf()),
+            );
             let mac = format!("02:00:00:00:{:02x}:{:02x}", end.node, end.rail);
             writeln!(
                 cables,
@@ -266,8 +276,18 @@ impl Fabric {
         for (su, rail) in leaves() {
             writeln!(commands, "link set su{su}-r{rail} up").unwrap();
             for family in &self.setup.families {
-                let link = Uplink { family: *family, spine, su, rail };
-                writeln!(commands, "address add {} dev su{su}-r{rail}", link.prefix(Side::Spine)).unwrap();
+                let link = Uplink {
+                    family: *family,
+                    spine,
+                    su,
+                    rail,
+                };
+                writeln!(
+                    commands,
+                    "address add {} dev su{su}-r{rail}",
+                    link.prefix(Side::Spine)
+                )
+                .unwrap();
                 writeln!(
                     commands,
                     "route add {} via {}",
@@ -286,20 +306,47 @@ impl Fabric {
         for &family in &self.setup.families {
             let mut hops = String::new();
             for spine in 0..SPINES {
-                let link = Uplink { family, spine, su, rail };
+                let link = Uplink {
+                    family,
+                    spine,
+                    su,
+                    rail,
+                };
                 writeln!(commands, "link set up{spine} up").unwrap();
-                writeln!(commands, "address add {} dev up{spine}", link.prefix(Side::Leaf)).unwrap();
-                write!(hops, " nexthop via {} dev up{spine}", link.address(Side::Spine)).unwrap();
+                writeln!(
+                    commands,
+                    "address add {} dev up{spine}",
+                    link.prefix(Side::Leaf)
+                )
+                .unwrap();
+                write!(
+                    hops,
+                    " nexthop via {} dev up{spine}",
+                    link.address(Side::Spine)
+                )
+                .unwrap();
             }
-            let aggregate = if family == Family::V4 { "172.16.0.0/12" } else { "fd02::/32" };
+            let aggregate = if family == Family::V4 {
+                "172.16.0.0/12"
+            } else {
+                "fd02::/32"
+            };
             writeln!(commands, "route add {aggregate}{hops}").unwrap();
-            writeln!(commands, "route add blackhole {} metric 9999", leaf_network(family, su, rail)).unwrap();
+            writeln!(
+                commands,
+                "route add blackhole {} metric 9999",
+                leaf_network(family, su, rail)
+            )
+            .unwrap();
         }
         commands
     }
 
     fn batch(&self, machine: &str, commands: &str) {
-        batch(Command::new("ip").args(["-n", &self.name(machine), "-batch", "-"]), commands);
+        batch(
+            Command::new("ip").args(["-n", &self.name(machine), "-batch", "-"]),
+            commands,
+        );
     }
 
     // --- from the plan to nodes and leaves ---
@@ -326,15 +373,26 @@ impl Fabric {
         for row in rows.lines() {
             let row: BTreeMap<&str, &str> = header.iter().copied().zip(row.split(',')).collect();
             let node = row["node"].strip_prefix("node-").unwrap().parse().unwrap();
-            let end = End { node, rail: row["rail"].parse().unwrap() };
-            let family = if row["family"] == "ipv4" { Family::V4 } else { Family::V6 };
+            let end = End {
+                node,
+                rail: row["rail"].parse().unwrap(),
+            };
+            let family = if row["family"] == "ipv4" {
+                Family::V4
+            } else {
+                Family::V6
+            };
             let planned = Planned {
                 address: row["address"].parse().unwrap(),
                 gateway: row["gateway"].parse().unwrap(),
             };
             self.planned.insert((end, family), planned);
         }
-        assert_eq!(self.planned.len(), NODES * RAILS * self.setup.families.len(), "{table}");
+        assert_eq!(
+            self.planned.len(),
+            NODES * RAILS * self.setup.families.len(),
+            "{table}"
+        );
     }
 
     /// The hosts' addresses are in the networks that leaves announce with Spectrum-X.
@@ -369,7 +427,12 @@ impl Fabric {
         for (su, rail) in leaves() {
             let mut commands = String::new();
             for family in &self.setup.families {
-                writeln!(commands, "address add {} dev lo", loopback(*family, su, rail)).unwrap();
+                writeln!(
+                    commands,
+                    "address add {} dev lo",
+                    loopback(*family, su, rail)
+                )
+                .unwrap();
             }
             for end in ends().filter(|end| (end.su(), end.rail) == (su, rail)) {
                 let port = end.port();
@@ -385,8 +448,12 @@ impl Fabric {
                     writeln!(commands, "address add {hop}{length} dev {port}").unwrap();
                 }
                 for family in &self.setup.families {
-                    writeln!(commands, "route add {} dev {port}", self.planned(end, *family).address)
-                        .unwrap();
+                    writeln!(
+                        commands,
+                        "route add {} dev {port}",
+                        self.planned(end, *family).address
+                    )
+                    .unwrap();
                 }
             }
             self.batch(&leaf_name(su, rail), &commands);
@@ -395,7 +462,10 @@ impl Fabric {
 
     fn run_plan(&self, node: usize, args: &[&str]) -> Ran {
         let fabric = self.host.path("fabric.yaml").display().to_string();
-        let args: Vec<&str> = ["plan", fabric.as_str()].into_iter().chain(args.iter().copied()).collect();
+        let args: Vec<&str> = ["plan", fabric.as_str()]
+            .into_iter()
+            .chain(args.iter().copied())
+            .collect();
         self.host
             .call("", "", Path::new(""))
             .ipam()
@@ -406,7 +476,10 @@ impl Fabric {
     }
 
     fn node_config(&self, node: usize) -> String {
-        self.host.path(&format!("node-{node}.json")).display().to_string()
+        self.host
+            .path(&format!("node-{node}.json"))
+            .display()
+            .to_string()
     }
 
     /// The leaves' commands are NVIDIA's, for Cumulus. Here they become the kernel's.
@@ -419,7 +492,10 @@ impl Fabric {
         for (su, rail) in leaves() {
             let leaf = leaf_name(su, rail);
             let mut commands = String::new();
-            for line in fs::read_to_string(leaves_dir.join(format!("{leaf}.nvue"))).unwrap().lines() {
+            for line in fs::read_to_string(leaves_dir.join(format!("{leaf}.nvue")))
+                .unwrap()
+                .lines()
+            {
                 match line.split(' ').collect::<Vec<_>>()[..] {
                     ["nv", "set", "interface", port, "link", "mtu", mtu] => {
                         writeln!(commands, "link set {port} mtu {mtu} up").unwrap();
@@ -434,12 +510,16 @@ impl Fabric {
         }
         if self.setup.strict_leaves {
             for end in ends() {
-                self.sysctl(&end.leaf(), &[(&format!("ipv4/conf/{}/rp_filter", end.port()), "1")]);
+                self.sysctl(
+                    &end.leaf(),
+                    &[(&format!("ipv4/conf/{}/rp_filter", end.port()), "1")],
+                );
             }
         }
     }
 
-    /// Every node has a node.json, store and run folder of its own, as if it were a machine of its own.
+    /// Every node has a node.json, store and run folder of its own, as if it were a machine of its
+    /// own.
     fn configure_nodes(&self) {
         for node in 0..NODES {
             let dir = |name: &str| self.host.path(&format!("node-{node}/{name}"));
@@ -465,7 +545,10 @@ impl Fabric {
             self.listeners.push(self.inside(&pod, Listener::new));
             self.before.push(self.state_of(node));
         }
-        for machine in (0..SPINES).map(spine_name).chain(leaves().map(|(su, rail)| leaf_name(su, rail))) {
+        for machine in (0..SPINES)
+            .map(spine_name)
+            .chain(leaves().map(|(su, rail)| leaf_name(su, rail)))
+        {
             self.allow_echo(&machine);
         }
     }
@@ -477,18 +560,25 @@ impl Fabric {
 
     // --- the plugin ---
 
-    /// Calls rail-cni for all rails of all pods, as a runtime does: nodes at once, the rails of one after the other.
+    /// Calls rail-cni for all rails of all pods, as a runtime does: nodes at once, the rails of one
+    /// after the other.
     pub fn call_all(&mut self, verb: &str) -> BTreeMap<End, Ran> {
         let this = &*self;
         let ran: BTreeMap<End, Ran> = std::thread::scope(|scope| {
             let rails_of = move |node| {
                 let ends = (0..RAILS).map(|rail| End { node, rail });
                 this.inside(&format!("node-{node}"), || {
-                    ends.map(|end| (end, this.call(verb, end))).collect::<Vec<_>>()
+                    ends.map(|end| (end, this.call(verb, end)))
+                        .collect::<Vec<_>>()
                 })
             };
-            let nodes: Vec<_> = (0..NODES).map(|node| scope.spawn(move || rails_of(node))).collect();
-            nodes.into_iter().flat_map(|node| node.join().unwrap()).collect()
+            let nodes: Vec<_> = (0..NODES)
+                .map(|node| scope.spawn(move || rails_of(node)))
+                .collect();
+            nodes
+                .into_iter()
+                .flat_map(|node| node.join().unwrap())
+                .collect()
         });
         if verb == "ADD" {
             let done = ran.iter().filter(|(_, ran)| ran.status == 0);
@@ -518,7 +608,10 @@ impl Fabric {
         self.host
             .call(verb, &pod, &self.netns(&pod))
             .ifname(&end.interface())
-            .var("CNI_ARGS", &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}"))
+            .var(
+                "CNI_ARGS",
+                &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}"),
+            )
             .var("RAIL_CNI_NODE_CONFIG", &self.node_config(node))
             .run(&config)
     }
@@ -544,14 +637,27 @@ impl Fabric {
     pub fn end_pods(&mut self) {
         self.call_all_ok("DEL");
         for node in 0..NODES {
-            assert_eq!(self.state_of(node), self.before[node], "devices of node-{node}");
+            assert_eq!(
+                self.state_of(node),
+                self.before[node],
+                "devices of node-{node}"
+            );
             let pod = format!("pod-{node}");
-            assert_eq!(self.ip(&pod, "-br link show type veth"), "", "devices of {pod}");
+            assert_eq!(
+                self.ip(&pod, "-br link show type veth"),
+                "",
+                "devices of {pod}"
+            );
             for family in ["-4", "-6"] {
                 let rules = self.ip(&pod, &format!("{family} rule"));
-                let left =
-                    |rule: &&str| !["local", "main", "default"].contains(&rule.rsplit(' ').next().unwrap());
-                assert_eq!(rules.lines().map(str::trim_end).find(left), None, "rules of {pod}");
+                let left = |rule: &&str| {
+                    !["local", "main", "default"].contains(&rule.rsplit(' ').next().unwrap())
+                };
+                assert_eq!(
+                    rules.lines().map(str::trim_end).find(left),
+                    None,
+                    "rules of {pod}"
+                );
             }
         }
     }
@@ -559,19 +665,26 @@ impl Fabric {
     /// Name, MTU, MAC and flags of a node's devices.
     fn state_of(&self, node: usize) -> Vec<String> {
         let links: Value =
-            serde_json::from_str(&self.ip(&format!("node-{node}"), "-json link show type veth")).unwrap();
+            serde_json::from_str(&self.ip(&format!("node-{node}"), "-json link show type veth"))
+                .unwrap();
         let mut states: Vec<String> = links
             .as_array()
             .unwrap()
             .iter()
-            .map(|link| format!("{} {} {} {}", link["ifname"], link["mtu"], link["address"], link["flags"]))
+            .map(|link| {
+                format!(
+                    "{} {} {} {}",
+                    link["ifname"], link["mtu"], link["address"], link["flags"]
+                )
+            })
             .collect();
         states.sort();
         states
     }
 
-    /// Pods and leaves, leaves and spines learn each other's MACs. Without that cells are lost on a busy machine: an ICMP
-    /// answer that waits for a MAC stays in the send buffer of the kernel's own socket, which about 160 of them fill.
+    /// Pods and leaves, leaves and spines learn each other's MACs. Without that cells are lost on a
+    /// busy machine: an ICMP answer that waits for a MAC stays in the send buffer of the kernel's
+    /// own socket, which about 160 of them fill.
     pub fn greet(&self) {
         let mut greetings: BTreeMap<String, Vec<Probe>> = BTreeMap::new();
         for &family in &self.setup.families {
@@ -579,7 +692,9 @@ impl Fabric {
                 let Planned { address, gateway } = self.planned(end, family);
                 let gateway = match self.setup.links {
                     Links::Numbered => gateway,
-                    Links::LinkLocal | Links::Onlink => loopback(family, end.su(), end.rail).parse().unwrap(),
+                    Links::LinkLocal | Links::Onlink => {
+                        loopback(family, end.su(), end.rail).parse().unwrap()
+                    }
                 };
                 let probe = Probe {
                     kind: Kind::Device,
@@ -587,16 +702,33 @@ impl Fabric {
                     source: address,
                     destination: gateway,
                 };
-                greetings.entry(format!("pod-{}", end.node)).or_default().push(probe);
+                greetings
+                    .entry(format!("pod-{}", end.node))
+                    .or_default()
+                    .push(probe);
             }
             for (su, rail) in leaves() {
                 for spine in 0..SPINES {
-                    let link = Uplink { family, spine, su, rail };
-                    let (source, destination) = (link.address(Side::Leaf), link.address(Side::Spine));
-                    let (source, destination) = (source.parse().unwrap(), destination.parse().unwrap());
-                    let probe =
-                        Probe { kind: Kind::Device, interface: format!("up{spine}"), source, destination };
-                    greetings.entry(leaf_name(su, rail)).or_default().push(probe);
+                    let link = Uplink {
+                        family,
+                        spine,
+                        su,
+                        rail,
+                    };
+                    let (source, destination) =
+                        (link.address(Side::Leaf), link.address(Side::Spine));
+                    let (source, destination) =
+                        (source.parse().unwrap(), destination.parse().unwrap());
+                    let probe = Probe {
+                        kind: Kind::Device,
+                        interface: format!("up{spine}"),
+                        source,
+                        destination,
+                    };
+                    greetings
+                        .entry(leaf_name(su, rail))
+                        .or_default()
+                        .push(probe);
                 }
             }
         }
@@ -606,7 +738,10 @@ impl Fabric {
                 let mut answers = answers.iter();
                 probes.retain(|_| answers.next().is_some_and(Result::is_err));
             }
-            assert!(probes.is_empty(), "{machine}: no answer from its neighbours: {probes:?}");
+            assert!(
+                probes.is_empty(),
+                "{machine}: no answer from its neighbours: {probes:?}"
+            );
         }
     }
 
@@ -616,7 +751,10 @@ impl Fabric {
             let text = fs::read_to_string(Path::new("/proc/thread-self/net").join(file)).unwrap();
             let is_some = |line: &str| {
                 let words: Vec<&str> = line.split_whitespace().collect();
-                words[0] == key && words[column].parse::<u64>().is_ok_and(|packets| packets > 0)
+                words[0] == key
+                    && words[column]
+                        .parse::<u64>()
+                        .is_ok_and(|packets| packets > 0)
             };
             text.lines().any(is_some)
         };
@@ -639,17 +777,27 @@ impl Fabric {
             self.host.add_netns("wiring");
         }
         for (end, cable) in ends.iter().zip(["first", "second"]) {
-            self.ip(&end.leaf(), &format!("link set {} netns {wiring} name {cable}", end.port()));
+            self.ip(
+                &end.leaf(),
+                &format!("link set {} netns {wiring} name {cable}", end.port()),
+            );
         }
         for (end, cable) in ends.iter().zip(["second", "first"]) {
             self.ip(
                 "wiring",
-                &format!("link set {cable} netns {} name {}", self.name(&end.leaf()), end.port()),
+                &format!(
+                    "link set {cable} netns {} name {}",
+                    self.name(&end.leaf()),
+                    end.port()
+                ),
             );
         }
         for (end, addresses) in ends.iter().zip(addresses) {
             for address in addresses {
-                self.ip(&end.leaf(), &format!("address add {address} dev {}", end.port()));
+                self.ip(
+                    &end.leaf(),
+                    &format!("address add {address} dev {}", end.port()),
+                );
             }
             self.ip(&end.leaf(), &format!("link set {} up", end.port()));
         }
@@ -657,11 +805,18 @@ impl Fabric {
 
     /// With their prefix lengths.
     fn port_addresses(&self, end: End) -> Vec<String> {
-        let shown = self.ip(&end.leaf(), &format!("-o address show dev {} scope global", end.port()));
-        shown.lines().map(|line| line.split_whitespace().nth(3).unwrap().to_owned()).collect()
+        let shown = self.ip(
+            &end.leaf(),
+            &format!("-o address show dev {} scope global", end.port()),
+        );
+        shown
+            .lines()
+            .map(|line| line.split_whitespace().nth(3).unwrap().to_owned())
+            .collect()
     }
 
-    /// Pods forget what a fault taught them of a path's MTU, and learn the MACs that the fault made them forget.
+    /// Pods forget what a fault taught them of a path's MTU, and learn the MACs that the fault made
+    /// them forget.
     pub fn recover(&self) {
         for node in 0..NODES {
             self.ip(&format!("pod-{node}"), "route flush cache");
@@ -723,16 +878,33 @@ impl Uplink {
     }
 
     fn prefix(&self, side: Side) -> String {
-        format!("{}/{}", self.address(side), if self.family == Family::V4 { 31 } else { 64 })
+        format!(
+            "{}/{}",
+            self.address(side),
+            if self.family == Family::V4 { 31 } else { 64 }
+        )
     }
 }
 
 /// Runs a command that reads commands. All of them must succeed.
 #[track_caller]
 pub fn batch(command: &mut Command, commands: &str) {
-    let mut child =
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(commands.as_bytes()).unwrap();
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(commands.as_bytes())
+        .unwrap();
     let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{}\n{commands}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}\n{commands}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }

@@ -1,5 +1,5 @@
-//! Asks every rail from every rail. A thread that is in a pod's network namespace asks all that the pod has to ask, and
-//! the sockets of its own threads are in that namespace, too.
+//! Asks every rail from every rail. A thread that is in a pod's network namespace asks all that the
+//! pod has to ask, and the sockets of its own threads are in that namespace, too.
 
 use std::fmt;
 use std::io::{IoSliceMut, Read as _, Write as _};
@@ -13,13 +13,17 @@ use nix::errno::Errno;
 use nix::sys::socket::sockopt::{BindToDevice, Ipv4RecvTtl, Ipv6RecvHopLimit};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, setsockopt};
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, Timeout};
-use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketType, bind, connect, ipproto, send, socket};
+use rustix::net::{
+    AddressFamily, SendFlags, Shutdown, SocketType, bind, connect, ipproto, send, socket,
+};
 
 const PORT: u16 = 7000;
-/// How long an answer is waited for. A fabric in one kernel answers within a millisecond where nothing else wants the
-/// processors. TCP sends its first packet again by itself, after one second and after three.
+/// How long an answer is waited for. A fabric in one kernel answers within a millisecond where
+/// nothing else wants the processors. TCP sends its first packet again by itself, after one second
+/// and after three.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Questions that are asked at once. Those of one rail share its queue of packets that wait for the leaf's MAC.
+/// Questions that are asked at once. Those of one rail share its queue of packets that wait for the
+/// leaf's MAC.
 const WORKERS: usize = 256;
 /// The TTL that every packet starts with.
 const TTL: i32 = 64;
@@ -69,15 +73,16 @@ pub struct Probe {
     pub destination: IpAddr,
 }
 
-/// The routers that the answer crossed, `None` for TCP, whose packets the kernel keeps to itself; or what failed.
+/// The routers that the answer crossed, `None` for TCP, whose packets the kernel keeps to itself;
+/// or what failed.
 pub type Answer = Result<Option<i32>, Failure>;
 
 /// Why a question has no answer, in a word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure(pub String);
 
-/// Answers TCP connections in the namespace in which it was made, each with the address that it comes from. Dropping it
-/// ends it, and its hold on the namespace.
+/// Answers TCP connections in the namespace in which it was made, each with the address that it
+/// comes from. Dropping it ends it, and its hold on the namespace.
 pub struct Listener {
     socket: TcpListener,
     thread: Option<JoinHandle<()>>,
@@ -87,7 +92,11 @@ impl Listener {
     pub fn new() -> Listener {
         // The queue has room for all that connect at once; that of std's listener has it for 128.
         let socket = socket(AddressFamily::INET6, SocketType::STREAM, None).unwrap();
-        bind(&socket, &SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), PORT)).unwrap();
+        bind(
+            &socket,
+            &SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), PORT),
+        )
+        .unwrap();
         rustix::net::listen(&socket, 4096).unwrap();
         let socket = TcpListener::from(socket);
         let listener = socket.try_clone().unwrap();
@@ -97,7 +106,10 @@ impl Listener {
                 let _ = stream.write_all(peer.ip().to_canonical().to_string().as_bytes());
             }
         });
-        Listener { socket, thread: Some(thread) }
+        Listener {
+            socket,
+            thread: Some(thread),
+        }
     }
 }
 
@@ -118,13 +130,20 @@ pub fn ask(probes: &[Probe]) -> Vec<Answer> {
         let mut answers = Vec::new();
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(probe) = probes.get(index) else { return answers };
+            let Some(probe) = probes.get(index) else {
+                return answers;
+            };
             answers.push((index, probe.ask()));
         }
     };
     let mut answers: Vec<(usize, Answer)> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..WORKERS.min(probes.len())).map(|_| scope.spawn(worker)).collect();
-        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+        let workers: Vec<_> = (0..WORKERS.min(probes.len()))
+            .map(|_| scope.spawn(worker))
+            .collect();
+        workers
+            .into_iter()
+            .flat_map(|worker| worker.join().unwrap())
+            .collect()
     });
     answers.sort_by_key(|(index, _)| *index);
     answers.into_iter().map(|(_, answer)| answer).collect()
@@ -143,13 +162,24 @@ impl Probe {
         connect(&socket, &SocketAddr::new(self.destination, PORT))?;
         let mut answer = String::new();
         TcpStream::from(socket).read_to_string(&mut answer)?;
-        if answer == self.source.to_string() { Ok(()) } else { Err(Failure(format!("seen-as:{answer}"))) }
+        if answer == self.source.to_string() {
+            Ok(())
+        } else {
+            Err(Failure(format!("seen-as:{answer}")))
+        }
     }
 
     fn echo(&self) -> Result<i32, Failure> {
         let socket = self.socket(SocketType::DGRAM)?;
         let header = if self.source.is_ipv4() { 20 } else { 40 };
-        let mut request = vec![0; if self.kind == Kind::Jumbo { JUMBO - header } else { 64 }];
+        let mut request = vec![
+            0;
+            if self.kind == Kind::Jumbo {
+                JUMBO - header
+            } else {
+                64
+            }
+        ];
         if self.source.is_ipv4() {
             setsockopt(&socket, Ipv4RecvTtl, &true)?;
             sockopt::set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO)?;
@@ -166,13 +196,19 @@ impl Probe {
         let mut answer = vec![0; JUMBO];
         let mut space = nix::cmsg_space!(i32);
         let mut parts = [IoSliceMut::new(&mut answer)];
-        let got =
-            recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::empty())?;
+        let got = recvmsg::<SockaddrStorage>(
+            socket.as_raw_fd(),
+            &mut parts,
+            Some(&mut space),
+            MsgFlags::empty(),
+        )?;
         if got.bytes != request.len() {
             return Err(Failure(format!("{}-of-{}-bytes", got.bytes, request.len())));
         }
         let hops = got.cmsgs()?.find_map(|message| match message {
-            ControlMessageOwned::Ipv4Ttl(left) | ControlMessageOwned::Ipv6HopLimit(left) => Some(TTL - left),
+            ControlMessageOwned::Ipv4Ttl(left) | ControlMessageOwned::Ipv6HopLimit(left) => {
+                Some(TTL - left)
+            }
             _ => None,
         });
         hops.ok_or_else(|| Failure("no-ttl".to_owned()))
@@ -189,7 +225,10 @@ impl Probe {
         if matches!(self.kind, Kind::Device | Kind::TcpDevice) {
             setsockopt(&socket, BindToDevice, &self.interface.as_str().into())?;
         }
-        if matches!(self.kind, Kind::Source | Kind::Jumbo | Kind::Tcp | Kind::TcpDevice) {
+        if matches!(
+            self.kind,
+            Kind::Source | Kind::Jumbo | Kind::Tcp | Kind::TcpDevice
+        ) {
             bind(&socket, &SocketAddr::new(self.source, 0))?;
         }
         Ok(socket)

@@ -1,6 +1,7 @@
-//! What the programs say, word for word, in one file for each of them beside this one. A test names a case and hands
-//! over the text; `RAIL_GOLDEN=write` writes what it gets instead of comparing it. What has to be true of a text, its
-//! code, a name or an address in it, is the test's to assert: a file that is rewritten asserts nothing.
+//! What the programs say, word for word, in one file for each of them beside this one. A test names
+//! a case and hands over the text; `RAIL_GOLDEN=write` writes what it gets instead of comparing it.
+//! What has to be true of a text, its code, a name or an address in it, is the test's to assert: a
+//! file that is rewritten asserts nothing.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -35,7 +36,8 @@ pub fn says(program: &str, case: &str, text: impl Display) {
     );
 }
 
-/// Whether a message has all of these facts, between which there is an ellipsis: `f.yaml:3: mtu: 900…1280 to 65535`.
+/// Whether a message has all of these facts, between which there is an ellipsis: `f.yaml:3: mtu:
+/// 900…1280 to 65535`.
 pub fn has(message: &str, facts: &str) -> bool {
     facts.split('…').all(|fact| message.contains(fact))
 }
@@ -45,18 +47,28 @@ fn without_directories(text: &str) -> String {
     let start = format!("{}/.tmp", std::env::temp_dir().display());
     let mut parts = text.split(&start);
     let first = parts.next().unwrap_or_default().to_owned();
-    parts.fold(first, |before, part| before + "TMP" + part.trim_start_matches(|c: char| c.is_alphanumeric()))
+    parts.fold(first, |before, part| {
+        before + "TMP" + part.trim_start_matches(|c: char| c.is_alphanumeric())
+    })
 }
 
 /// The file is locked, for other tests write their cases into it.
 fn write(path: &Path, case: &str, text: String) {
-    let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap();
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .unwrap();
     FileExt::lock(&file).unwrap();
     let mut before = String::new();
     file.read_to_string(&mut before).unwrap();
     let mut cases = cases(&before);
     cases.insert(case.to_owned(), text);
-    let after = cases.iter().map(|(case, text)| format!("{CASE}{case}\n{text}\n"));
+    let after = cases
+        .iter()
+        .map(|(case, text)| format!("{CASE}{case}\n{text}\n"));
     replace(&mut file, &after.collect::<Vec<_>>().join("\n"));
 }
 
@@ -79,5 +91,8 @@ fn cases(text: &str) -> BTreeMap<String, String> {
             text.push('\n');
         }
     }
-    cases.into_iter().map(|(case, text): (String, String)| (case, text.trim_end().to_owned())).collect()
+    cases
+        .into_iter()
+        .map(|(case, text): (String, String)| (case, text.trim_end().to_owned()))
+        .collect()
 }

@@ -8,7 +8,9 @@ use bpf::Hook;
 
 fn main() {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
-    let [hook, netdev] = &arguments[..] else { panic!("usage: bpf-link xdp|tcx NETDEV") };
+    let [hook, netdev] = &arguments[..] else {
+        panic!("usage: bpf-link xdp|tcx NETDEV")
+    };
     let hook = if hook == "xdp" { Hook::Xdp } else { Hook::Tcx };
     let _held = bpf::hold(netdev, hook).unwrap();
     println!("held");

@@ -1,8 +1,9 @@
 //! Times what a rail's way into a pod and back is made of, each part a netlink message of its own.
 //!
-//! `moves ROUNDS TEXT [DEVICE]` moves DEVICE, or a veth of its own, between this namespace and one that it makes, and
-//! prints a line for each of [`PARTS`]: TEXT, the part and the lower quartile in milliseconds, with tabs between them:
-//! whatever else the machine does makes a move longer, and never shorter. The device ends as it was. scripts/bench-move makes tables of these lines.
+//! `moves ROUNDS TEXT [DEVICE]` moves DEVICE, or a veth of its own, between this namespace and one
+//! that it makes, and prints a line for each of [`PARTS`]: TEXT, the part and the lower quartile in
+//! milliseconds, with tabs between them: whatever else the machine does makes a move longer, and
+//! never shorter. The device ends as it was. scripts/bench-move makes tables of these lines.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::exit, clippy::print_stdout)]
 
 use std::fs::File;
@@ -44,7 +45,10 @@ fn main() {
     if device.is_none() {
         link::add_veth(&mut host, name).unwrap();
         // Without a peer that is up there is no carrier, as a VF has one.
-        let peer = find(&mut host, name).lower.and_then(link::Index::new).unwrap();
+        let peer = find(&mut host, name)
+            .lower
+            .and_then(link::Index::new)
+            .unwrap();
         let peer = link::by_index(&mut host, peer).unwrap().unwrap();
         link::set_up(&mut host, &peer).unwrap();
     }
@@ -53,7 +57,14 @@ fn main() {
         link::set_down(&mut host, &original).unwrap();
     }
     let pod = netns::unnamed().unwrap();
-    let mut road = Road { host, here, inside: Socket::open().unwrap(), pod, name, mtu: original.mtu };
+    let mut road = Road {
+        host,
+        here,
+        inside: Socket::open().unwrap(),
+        pod,
+        name,
+        mtu: original.mtu,
+    };
     let mut times = vec![Vec::new(); PARTS.len()];
     for round in 0..=rounds.parse().unwrap() {
         for (times, took) in times.iter_mut().zip(road.round()) {
@@ -92,7 +103,9 @@ impl Road<'_> {
         let up = self.in_pod(self.name, link::set_up);
         let mtu_up = self.in_pod(self.name, |socket, link| link::set_mtu(socket, link, JUMBO));
         let down = self.in_pod(self.name, link::set_down);
-        let mtu_down = self.in_pod(self.name, |socket, link| link::set_mtu(socket, link, JUMBO - 1000));
+        let mtu_down = self.in_pod(self.name, |socket, link| {
+            link::set_mtu(socket, link, JUMBO - 1000)
+        });
         let rename = self.in_pod(self.name, |socket, link| link::set_name(socket, link, POD));
         let back_down = self.returns(POD, POD, None);
         self.restore();
@@ -119,8 +132,8 @@ impl Road<'_> {
         let down_back = self.in_pod(POD, link::set_down);
         let down_back = down_back + self.returns(POD, self.name, Some(self.mtu));
         [
-            moved_in, up, mtu_up, down, mtu_down, rename, back_down, back_up, one_in, one_back, before,
-            after, down_back,
+            moved_in, up, mtu_up, down, mtu_down, rename, back_down, back_up, one_in, one_back,
+            before, after, down_back,
         ]
     }
 
@@ -136,27 +149,59 @@ impl Road<'_> {
 
     fn enters_as(&mut self, from: &str, name: &str, mtu: Option<u32>) -> f64 {
         let link = find(&mut self.host, from);
-        timed(|| link::move_to(&mut self.host, &link, &self.pod, &Move { name, mtu, ..Move::default() }))
+        timed(|| {
+            link::move_to(
+                &mut self.host,
+                &link,
+                &self.pod,
+                &Move {
+                    name,
+                    mtu,
+                    ..Move::default()
+                },
+            )
+        })
     }
 
     fn returns(&mut self, from: &str, name: &str, mtu: Option<u32>) -> f64 {
         let link = find(&mut self.inside, from);
-        timed(|| link::move_to(&mut self.inside, &link, &self.here, &Move { name, mtu, ..Move::default() }))
+        timed(|| {
+            link::move_to(
+                &mut self.inside,
+                &link,
+                &self.here,
+                &Move {
+                    name,
+                    mtu,
+                    ..Move::default()
+                },
+            )
+        })
     }
 
-    fn in_pod(&mut self, name: &str, change: impl FnOnce(&mut Socket, &Link) -> anyhow::Result<()>) -> f64 {
+    fn in_pod(
+        &mut self,
+        name: &str,
+        change: impl FnOnce(&mut Socket, &Link) -> anyhow::Result<()>,
+    ) -> f64 {
         let link = find(&mut self.inside, name);
         timed(|| change(&mut self.inside, &link))
     }
 
-    fn on_host(&mut self, name: &str, change: impl FnOnce(&mut Socket, &Link) -> anyhow::Result<()>) -> f64 {
+    fn on_host(
+        &mut self,
+        name: &str,
+        change: impl FnOnce(&mut Socket, &Link) -> anyhow::Result<()>,
+    ) -> f64 {
         let link = find(&mut self.host, name);
         timed(|| change(&mut self.host, &link))
     }
 }
 
 fn find(socket: &mut Socket, name: &str) -> Link {
-    link::by_name(socket, name).unwrap().unwrap_or_else(|| panic!("no device {name}"))
+    link::by_name(socket, name)
+        .unwrap()
+        .unwrap_or_else(|| panic!("no device {name}"))
 }
 
 fn timed(change: impl FnOnce() -> anyhow::Result<()>) -> f64 {

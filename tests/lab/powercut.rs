@@ -1,7 +1,8 @@
-//! Cuts the power of a disk at every moment that a recording has, and looks at what the file system makes of it.
+//! Cuts the power of a disk at every moment that a recording has, and looks at what the file system
+//! makes of it.
 //!
-//! `powercut CUTS FOLDER BACKING MOUNTPOINT TYPE OPTIONS DEVICE` tries up to CUTS different cuts and prints what it
-//! found. tests/lab/power-cut.sh makes the FOLDER:
+//! `powercut CUTS FOLDER BACKING MOUNTPOINT TYPE OPTIONS DEVICE` tries up to CUTS different cuts
+//! and prints what it found. tests/lab/power-cut.sh makes the FOLDER:
 //!
 //! | file | what it is |
 //! | --- | --- |
@@ -10,11 +11,12 @@
 //! | `change-N` | the command that made change N of the store, which is below MOUNTPOINT |
 //! | `plan-N` | a copy of the store after change N; `plan-0` is the one before all |
 //!
-//! After a cut, the disk has everything up to the last flush that had ended. Of the writes since then it has any part,
-//! in units of 4 KiB, but a write with FUA that had ended is there before any later one. Each such disk is written to
-//! the file BACKING, which is that of the loop device DEVICE, and mounted. The store must then have, for each node, the
-//! plan before the change or the one after it, and only the latter once `end-N` was reached; and the change, made once
-//! more, must give its plan exactly.
+//! After a cut, the disk has everything up to the last flush that had ended. Of the writes since
+//! then it has any part, in units of 4 KiB, but a write with FUA that had ended is there before any
+//! later one. Each such disk is written to the file BACKING, which is that of the loop device
+//! DEVICE, and mounted. The store must then have, for each node, the plan before the change or the
+//! one after it, and only the latter once `end-N` was reached; and the change, made once more, must
+//! give its plan exactly.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::exit, clippy::print_stdout)]
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -49,7 +51,9 @@ fn main() {
         mountpoint: mountpoint.into(),
         kind: kind.clone(),
         options: options.clone(),
-        plans: (0..).map_while(|number| Tree::read(&folder.join(format!("plan-{number}")))).collect(),
+        plans: (0..)
+            .map_while(|number| Tree::read(&folder.join(format!("plan-{number}"))))
+            .collect(),
         folder: folder.clone(),
         known: HashMap::new(),
     };
@@ -93,7 +97,8 @@ fn run(most: usize, log: &Log, mut disk: Disk, mut judge: Judge) -> i32 {
     i32::from(!faults.is_empty())
 }
 
-// --- the recording ------------------------------------------------------------------------------------------------
+// --- the recording
+// ------------------------------------------------------------------------------------------------
 
 /// At most a page of a write: what a disk writes whole or not at all.
 #[derive(Debug)]
@@ -137,7 +142,11 @@ impl Log {
             bytes
         };
         let number = |from: u64| u64::from_le_bytes(bytes(from, 8).try_into().unwrap());
-        assert_eq!((number(0), number(8)), (MAGIC, 1), "no log of dm-log-writes");
+        assert_eq!(
+            (number(0), number(8)),
+            (MAGIC, 1),
+            "no log of dm-log-writes"
+        );
         let entries = number(16);
         let sector = number(24) & u64::from(u32::MAX);
         let (mut log, mut moment, mut at) = (Log::default(), Moment::default(), sector);
@@ -159,7 +168,10 @@ impl Log {
             }
             assert_eq!(flags & DISCARD, 0, "mount it without discard");
             if flags & FLUSH != 0 {
-                log.epochs.push(Epoch { units: start..log.units.len(), moments });
+                log.epochs.push(Epoch {
+                    units: start..log.units.len(),
+                    moments,
+                });
                 (start, moments) = (log.units.len(), vec![moment]);
             }
             let data = bytes(at, count * sector);
@@ -169,18 +181,27 @@ impl Log {
                 let offset = usize::try_from(position % PAGE).unwrap();
                 let (written, more) = rest.split_at(rest.len().min(PAGE_SIZE - offset));
                 let is_forced = flags & FUA != 0;
-                log.units.push(Unit { page: position / PAGE, offset, bytes: written.to_vec(), is_forced });
+                log.units.push(Unit {
+                    page: position / PAGE,
+                    offset,
+                    bytes: written.to_vec(),
+                    is_forced,
+                });
                 moments.push(moment);
                 position += written.len() as u64;
                 rest = more;
             }
         }
-        log.epochs.push(Epoch { units: start..log.units.len(), moments });
+        log.epochs.push(Epoch {
+            units: start..log.units.len(),
+            moments,
+        });
         log
     }
 }
 
-// --- the cuts -----------------------------------------------------------------------------------------------------
+// --- the cuts
+// -----------------------------------------------------------------------------------------------------
 
 #[derive(Debug)]
 struct Cut {
@@ -191,10 +212,22 @@ struct Cut {
 
 impl Cut {
     fn describe(&self, log: &Log, epoch: &Epoch) -> String {
-        let has = self.units.iter().map(|unit| (unit - epoch.units.start).to_string()).collect::<Vec<_>>();
-        let number = log.epochs.iter().position(|one| one.units == epoch.units).unwrap();
+        let has = self
+            .units
+            .iter()
+            .map(|unit| (unit - epoch.units.start).to_string())
+            .collect::<Vec<_>>();
+        let number = log
+            .epochs
+            .iter()
+            .position(|one| one.units == epoch.units)
+            .unwrap();
         let of = epoch.units.len();
-        format!("flush {number}, writes {} of {of}, {:?}", has.join(" "), self.moment)
+        format!(
+            "flush {number}, writes {} of {of}, {:?}",
+            has.join(" "),
+            self.moment
+        )
     }
 }
 
@@ -245,19 +278,32 @@ impl Budget {
         for end in start..=last {
             self.passed += 1;
             if self.passed % self.step == 0 {
-                cuts.push(Cut { units: (start..end).collect(), moment: moment(end), is_prefix: true });
+                cuts.push(Cut {
+                    units: (start..end).collect(),
+                    moment: moment(end),
+                    is_prefix: true,
+                });
             }
         }
         let length = last - start;
-        let share = if length == 0 { 0 } else { self.left * length / self.units };
+        let share = if length == 0 {
+            0
+        } else {
+            self.left * length / self.units
+        };
         self.units -= length;
         let mut tried = BTreeSet::new();
         let mut add = |end: usize, has: &dyn Fn(usize) -> bool| {
-            let units: Vec<_> =
-                (start..end).filter(|unit| log.units[*unit].is_forced || has(*unit)).collect();
+            let units: Vec<_> = (start..end)
+                .filter(|unit| log.units[*unit].is_forced || has(*unit))
+                .collect();
             let is_prefix = units.len() == units.last().map_or(0, |unit| unit + 1 - start);
             if tried.len() < share && !is_prefix && tried.insert(units.clone()) {
-                cuts.push(Cut { units, moment: moment(end), is_prefix });
+                cuts.push(Cut {
+                    units,
+                    moment: moment(end),
+                    is_prefix,
+                });
             }
         };
         for one in start..last {
@@ -270,7 +316,9 @@ impl Budget {
         for _ in 0..share * 4 {
             let (place, seed, density) = (self.random(), self.random(), self.random() % 15 + 1);
             // Half of them at the end of the epoch, where most is still on its way.
-            let earlier = usize::try_from(place % (2 * length as u64)).unwrap().saturating_sub(length);
+            let earlier = usize::try_from(place % (2 * length as u64))
+                .unwrap()
+                .saturating_sub(length);
             let mixed = |unit: usize| {
                 let mut bits = (unit as u64).wrapping_add(1).wrapping_mul(seed | 1);
                 bits ^= bits >> 29;
@@ -289,7 +337,8 @@ fn is_tried(epoch: &Epoch) -> bool {
     epoch.moments.last().is_some_and(|moment| moment.begun > 0)
 }
 
-// --- the disk -----------------------------------------------------------------------------------------------------
+// --- the disk
+// -----------------------------------------------------------------------------------------------------
 
 type Page = Rc<[u8; PAGE_SIZE]>;
 
@@ -304,7 +353,10 @@ impl Disk {
     fn read(path: &Path) -> Disk {
         let mut file = File::open(path).unwrap();
         let size = file.metadata().unwrap().len();
-        let mut disk = Disk { pages: BTreeMap::new(), size };
+        let mut disk = Disk {
+            pages: BTreeMap::new(),
+            size,
+        };
         let mut chunk = vec![0; 256 * PAGE_SIZE];
         let nothing = chunk.clone();
         for first in (0..size / PAGE).step_by(256) {
@@ -314,7 +366,8 @@ impl Disk {
             }
             for (number, page) in chunk[..length].chunks_exact(PAGE_SIZE).enumerate() {
                 if page != &nothing[..PAGE_SIZE] {
-                    disk.pages.insert(first + number as u64, Rc::new(page.try_into().unwrap()));
+                    disk.pages
+                        .insert(first + number as u64, Rc::new(page.try_into().unwrap()));
                 }
             }
         }
@@ -323,8 +376,12 @@ impl Disk {
 
     fn write<'a>(&mut self, units: impl Iterator<Item = &'a Unit>) {
         for unit in units {
-            let page = self.pages.entry(unit.page).or_insert_with(|| Rc::new([0; PAGE_SIZE]));
-            Rc::make_mut(page)[unit.offset..unit.offset + unit.bytes.len()].copy_from_slice(&unit.bytes);
+            let page = self
+                .pages
+                .entry(unit.page)
+                .or_insert_with(|| Rc::new([0; PAGE_SIZE]));
+            Rc::make_mut(page)[unit.offset..unit.offset + unit.bytes.len()]
+                .copy_from_slice(&unit.bytes);
         }
     }
 
@@ -350,7 +407,8 @@ impl Disk {
     }
 }
 
-// --- what is left -------------------------------------------------------------------------------------------------
+// --- what is left
+// -------------------------------------------------------------------------------------------------
 
 /// The store's files by path; directories end in a slash.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -380,7 +438,10 @@ impl Tree {
     fn nodes(&self) -> BTreeMap<&str, Vec<(&String, &Vec<u8>)>> {
         let mut nodes = BTreeMap::<_, Vec<_>>::new();
         for entry in self.0.iter().filter(|(path, _)| !path.starts_with('.')) {
-            nodes.entry(entry.0.split('/').next().unwrap()).or_default().push(entry);
+            nodes
+                .entry(entry.0.split('/').next().unwrap())
+                .or_default()
+                .push(entry);
         }
         nodes
     }
@@ -402,8 +463,14 @@ impl Judge {
     fn judge(&mut self, disk: &Disk, moment: Moment) -> Result<(), String> {
         disk.write_to(&self.backing);
         let (kind, options) = (Some(self.kind.as_str()), Some(self.options.as_str()));
-        mount(Some(&self.device), &self.mountpoint, kind, MsFlags::empty(), options)
-            .map_err(|errno| format!("the file system cannot be mounted: {errno}"))?;
+        mount(
+            Some(&self.device),
+            &self.mountpoint,
+            kind,
+            MsFlags::empty(),
+            options,
+        )
+        .map_err(|errno| format!("the file system cannot be mounted: {errno}"))?;
         let judged = self.look(moment);
         umount(&self.mountpoint).unwrap();
         judged
@@ -421,7 +488,9 @@ impl Judge {
         if let Some(known) = self.known.get(&key) {
             return known.clone();
         }
-        let judged = self.compare(&key.1, moment).and_then(|()| self.repeat(moment));
+        let judged = self
+            .compare(&key.1, moment)
+            .and_then(|()| self.repeat(moment));
         self.known.insert(key, judged.clone());
         judged
     }
@@ -433,7 +502,11 @@ impl Judge {
             .map(|plan| self.plans[plan].nodes())
             .collect();
         let now = tree.nodes();
-        let names = allowed.iter().flat_map(|plan| plan.keys()).chain(now.keys()).collect::<BTreeSet<_>>();
+        let names = allowed
+            .iter()
+            .flat_map(|plan| plan.keys())
+            .chain(now.keys())
+            .collect::<BTreeSet<_>>();
         for name in names {
             if !allowed.iter().any(|plan| plan.get(*name) == now.get(*name)) {
                 let files: Vec<_> = now
@@ -450,8 +523,10 @@ impl Judge {
 
     /// The same change once more ends in its plan, with nothing left over.
     fn repeat(&self, moment: Moment) -> Result<(), String> {
-        let change =
-            Command::new("bash").arg(self.folder.join(format!("change-{}", moment.begun))).output().unwrap();
+        let change = Command::new("bash")
+            .arg(self.folder.join(format!("change-{}", moment.begun)))
+            .output()
+            .unwrap();
         if !change.status.success() {
             let why = String::from_utf8_lossy(&change.stderr);
             return Err(format!("the change cannot be made again: {}", why.trim()));
@@ -462,6 +537,10 @@ impl Judge {
         now.0.remove(".lock");
         let mut wanted = self.plans[moment.begun].clone();
         wanted.0.remove(".lock");
-        if now == wanted { Ok(()) } else { Err(format!("made again, it left {:?}", now.0.keys())) }
+        if now == wanted {
+            Ok(())
+        } else {
+            Err(format!("made again, it left {:?}", now.0.keys()))
+        }
     }
 }

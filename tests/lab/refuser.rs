@@ -1,7 +1,7 @@
 //! Runs a plugin while the kernel refuses one kind of change, and nothing else.
 //!
-//! `refuser COUNT WHAT COMMAND...` has the exit status of COMMAND, and appends a line to the file COUNT for each message
-//! that failed with EIO:
+//! `refuser COUNT WHAT COMMAND...` has the exit status of COMMAND, and appends a line to the file
+//! COUNT for each message that failed with EIO:
 //!
 //! | what | refused |
 //! | --- | --- |
@@ -35,9 +35,19 @@ const RDMA_NLDEV_NET_NS_FD: u16 = 68;
 
 fn main() {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
-    let [count, what, command @ ..] = &arguments[..] else { panic!("usage: refuser COUNT WHAT COMMAND...") };
-    let mut count = OpenOptions::new().append(true).create(true).open(count).unwrap();
-    let first = Command::new(WAITING[0]).args(&WAITING[1..]).args(command).spawn().unwrap();
+    let [count, what, command @ ..] = &arguments[..] else {
+        panic!("usage: refuser COUNT WHAT COMMAND...")
+    };
+    let mut count = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(count)
+        .unwrap();
+    let first = Command::new(WAITING[0])
+        .args(&WAITING[1..])
+        .args(command)
+        .spawn()
+        .unwrap();
     let ended = tracer::follow(Pid::from_raw(first.id().cast_signed()), |point| {
         if !is_meant(what, &point) {
             return Fate::Made;
@@ -49,11 +59,20 @@ fn main() {
 }
 
 fn is_meant(what: &str, point: &Point) -> bool {
-    let Some(sent) = point.sent() else { return false };
-    let Some(kind) = sent.get(4..6).map(|kind| u16::from_ne_bytes([kind[0], kind[1]])) else { return false };
+    let Some(sent) = point.sent() else {
+        return false;
+    };
+    let Some(kind) = sent
+        .get(4..6)
+        .map(|kind| u16::from_ne_bytes([kind[0], kind[1]]))
+    else {
+        return false;
+    };
     match what.split_once('=') {
         None if what == "rdma" => {
-            let moves = attributes(&sent[16..]).iter().any(|(kind, _)| *kind == RDMA_NLDEV_NET_NS_FD);
+            let moves = attributes(&sent[16..])
+                .iter()
+                .any(|(kind, _)| *kind == RDMA_NLDEV_NET_NS_FD);
             let netns = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
             kind == RDMA_NLDEV_CMD_SET && moves && netns(&point.pid.to_string()) != netns("self")
         }
@@ -64,7 +83,11 @@ fn is_meant(what: &str, point: &Point) -> bool {
 
 /// Does a message with these attributes set `key` of a VF to `value`?
 fn sets(message: &[u8], key: &str, value: &str) -> bool {
-    let of = |message, wanted| attributes(message).into_iter().filter(move |(kind, _)| *kind == wanted);
+    let of = |message, wanted| {
+        attributes(message)
+            .into_iter()
+            .filter(move |(kind, _)| *kind == wanted)
+    };
     // Each has the number of the VF first.
     let (kind, word) = match key {
         "mac" => (IFLA_VF_MAC, 1),
@@ -78,10 +101,15 @@ fn sets(message: &[u8], key: &str, value: &str) -> bool {
     let mut settings = infos.flat_map(|(_, info)| of(info, kind));
     settings.any(|(_, setting)| match key {
         "mac" => {
-            let mac = value.split(':').map(|byte| u8::from_str_radix(byte, 16).unwrap());
+            let mac = value
+                .split(':')
+                .map(|byte| u8::from_str_radix(byte, 16).unwrap());
             setting.get(4..10) == Some(&mac.collect::<Vec<_>>())
         }
-        _ => setting.get(4 * word..4 * word + 4) == Some(&value.parse::<u32>().unwrap().to_ne_bytes()),
+        _ => {
+            setting.get(4 * word..4 * word + 4)
+                == Some(&value.parse::<u32>().unwrap().to_ne_bytes())
+        }
     })
 }
 
@@ -91,7 +119,9 @@ fn attributes(mut rest: &[u8]) -> Vec<(u16, &[u8])> {
     while let Some(header) = rest.get(..4) {
         let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
         let kind = u16::from_ne_bytes([header[2], header[3]]) & 0x3fff;
-        let Some(value) = rest.get(4..length) else { break };
+        let Some(value) = rest.get(4..length) else {
+            break;
+        };
         found.push((kind, value));
         rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
     }

@@ -1,6 +1,7 @@
-//! Times the start of programs: `starts ROUNDS STDIN PROGRAM...` runs each once a round, in turn, with this environment
-//! and STDIN, and prints a line for each: PROGRAM, the medians of elapsed time and CPU time in milliseconds, and the page
-//! faults, with tabs between them. scripts/bench-start makes a table of these lines.
+//! Times the start of programs: `starts ROUNDS STDIN PROGRAM...` runs each once a round, in turn,
+//! with this environment and STDIN, and prints a line for each: PROGRAM, the medians of elapsed
+//! time and CPU time in milliseconds, and the page faults, with tabs between them.
+//! scripts/bench-start makes a table of these lines.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::exit, clippy::print_stdout)]
 
 use std::fs::File;
@@ -31,8 +32,11 @@ fn main() {
             values.sort_by(f64::total_cmp);
             values[values.len() / 2]
         };
-        let (elapsed, cpu, faults) =
-            (median(|one| one.elapsed), median(|one| one.cpu), median(|one| one.faults));
+        let (elapsed, cpu, faults) = (
+            median(|one| one.elapsed),
+            median(|one| one.cpu),
+            median(|one| one.faults),
+        );
         println!("{program}\t{elapsed:.2}\t{cpu:.2}\t{faults}");
     }
 }
@@ -51,10 +55,19 @@ fn start(program: &str, stdin: &str) -> Sample {
         (cpu as f64 / 1000.0, usage.minor_page_faults() as f64)
     };
     let mut command = Command::new(program);
-    command.stdin(File::open(stdin).unwrap()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+        .stdin(File::open(stdin).unwrap())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     let (before, began) = (usage(), Instant::now());
-    command.status().unwrap_or_else(|error| panic!("{program}: {error}"));
+    command
+        .status()
+        .unwrap_or_else(|error| panic!("{program}: {error}"));
     let elapsed = began.elapsed().as_secs_f64() * 1000.0;
     let after = usage();
-    Sample { elapsed, cpu: after.0 - before.0, faults: after.1 - before.1 }
+    Sample {
+        elapsed,
+        cpu: after.0 - before.0,
+        faults: after.1 - before.1,
+    }
 }

@@ -6,7 +6,9 @@ use crate::harness::{Host, pf_address, rail, vf_address, with, with_static};
 
 #[test]
 fn a_rail_has_its_address_mtu_and_routes_and_goes_back_as_it_was() {
-    let Some(host) = Host::new("attach::a_rail") else { return };
+    let Some(host) = Host::new("attach::a_rail") else {
+        return;
+    };
     host.add_rail(0);
     host.ip("link property add dev vf0 altname enp1s0v0");
     let before = host.snapshot();
@@ -20,15 +22,24 @@ fn a_rail_has_its_address_mtu_and_routes_and_goes_back_as_it_was() {
     assert_eq!(added["ips"][0]["address"], "172.16.0.0/31");
     let ping = host.run_in(&pod, "ping -c1 -W2 -M do -s 8972 172.16.0.1");
     assert_eq!(ping.status, 0, "{ping:?}");
-    host.cni("CHECK", "c1", &pod, &with(config.clone(), json!({"prevResult": added}))).ok();
+    host.cni(
+        "CHECK",
+        "c1",
+        &pod,
+        &with(config.clone(), json!({"prevResult": added})),
+    )
+    .ok();
     host.cni("DEL", "c1", &pod, &config).ok();
     assert_eq!(host.snapshot(), before);
 }
 
-/// A macvlan keeps its lower device over namespaces: left in a living pod, it would hold the rail from there.
+/// A macvlan keeps its lower device over namespaces: left in a living pod, it would hold the rail
+/// from there.
 #[test]
 fn what_the_pod_stacked_on_the_rail_does_not_hold_it() {
-    let Some(host) = Host::new("attach::stacked") else { return };
+    let Some(host) = Host::new("attach::stacked") else {
+        return;
+    };
     host.add_rail(0);
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
@@ -39,10 +50,13 @@ fn what_the_pod_stacked_on_the_rail_does_not_hold_it() {
     host.ip("link set vf0 master br0");
 }
 
-/// A wrong key of node.json keeps no DEL from its work, but for the one that says where our state is.
+/// A wrong key of node.json keeps no DEL from its work, but for the one that says where our state
+/// is.
 #[test]
 fn a_del_does_without_any_key_of_node_json_but_the_run_folder() {
-    let Some(host) = Host::new("attach::node") else { return };
+    let Some(host) = Host::new("attach::node") else {
+        return;
+    };
     host.add_rail(0);
     let before = host.snapshot();
     let pod = host.add_netns("pod");
@@ -59,7 +73,9 @@ fn a_del_does_without_any_key_of_node_json_but_the_run_folder() {
 /// Without its PF nothing of a VF could be set back.
 #[test]
 fn a_pf_is_not_attached_while_a_pod_has_its_vf() {
-    let Some(host) = Host::new("attach::pf") else { return };
+    let Some(host) = Host::new("attach::pf") else {
+        return;
+    };
     host.add_rail(0);
     host.make_vf(0, "mlx5_core");
     host.set_node(json!({"policy": {"pfsWithVfs": true}}));

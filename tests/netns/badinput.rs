@@ -1,5 +1,6 @@
-//! Input of any shape ends in one error object with a code of the specification, and changes nothing: a tenant
-//! writes it, and root reads it. Environment, versions and names are in contract/.
+//! Input of any shape ends in one error object with a code of the specification, and changes
+//! nothing: a tenant writes it, and root reads it. Environment, versions and names are in
+//! contract/.
 
 use std::fs;
 use std::path::PathBuf;
@@ -30,7 +31,11 @@ impl Bench {
 
     fn call(&self, program: &str, verb: &str) -> Call {
         let call = self.host.call(verb, "c1", &self.pod);
-        if program == "rail-ipam" { call.ipam() } else { call }
+        if program == "rail-ipam" {
+            call.ipam()
+        } else {
+            call
+        }
     }
 
     #[track_caller]
@@ -56,12 +61,24 @@ impl Bench {
 /// An answer that a runtime can read, whatever it is.
 fn is_an_answer(ran: &Ran) -> Result<(), TestCaseError> {
     prop_assert!(matches!(ran.status, 0 | 1), "{:?}", ran);
-    prop_assert!(!ran.stderr.contains("panicked") && !ran.stdout.contains("panicked"), "{:?}", ran);
+    prop_assert!(
+        !ran.stderr.contains("panicked") && !ran.stdout.contains("panicked"),
+        "{:?}",
+        ran
+    );
     if ran.status == 1 {
         let error: Map<String, Value> = serde_json::from_str(&ran.stdout)
             .map_err(|error| TestCaseError::fail(format!("{error}: {ran:?}")))?;
-        prop_assert!(error["code"].is_u64() && error["cniVersion"].is_string(), "{:?}", ran);
-        prop_assert!(error["msg"].as_str().is_some_and(|msg| !msg.is_empty()), "{:?}", ran);
+        prop_assert!(
+            error["code"].is_u64() && error["cniVersion"].is_string(),
+            "{:?}",
+            ran
+        );
+        prop_assert!(
+            error["msg"].as_str().is_some_and(|msg| !msg.is_empty()),
+            "{:?}",
+            ran
+        );
     }
     Ok(())
 }
@@ -82,23 +99,65 @@ fn runner(cases: u32) -> TestRunner {
 /// Every key with what it cannot be: the code, and what the message says beside the key.
 #[test]
 fn rail_cni_names_the_key_and_the_value_that_is_wrong() {
-    let Some(bench) = Bench::new("rail_cni") else { return };
+    let Some(bench) = Bench::new("rail_cni") else {
+        return;
+    };
     let long = "x".repeat(128);
     let long_value = format!("{:065}", 1);
     let info = bench.host.path("devinfo/../info").display().to_string();
     let table = [
         (json!({"deviceID": 7}), 7, "deviceID", "7"),
-        (json!({"deviceID": ["0000:02:10.0"]}), 7, "deviceID", "sequence"),
+        (
+            json!({"deviceID": ["0000:02:10.0"]}),
+            7,
+            "deviceID",
+            "sequence",
+        ),
         (json!({"deviceID": "nic"}), 7, "deviceID", "\"nic\""),
-        (json!({"deviceID": "../../0000:01:10.0"}), 7, "deviceID", "../../0000:01:10.0"),
-        (json!({"deviceID": "0000:01:10.8"}), 7, "deviceID", "0000:01:10.8"),
-        (json!({"deviceID": "0000:02:10.0"}), 7, "0000:02:10.0", "no device"),
-        (json!({"deviceID": "mlx5_core.sf.4"}), 7, "mlx5_core.sf.4", "no device"),
+        (
+            json!({"deviceID": "../../0000:01:10.0"}),
+            7,
+            "deviceID",
+            "../../0000:01:10.0",
+        ),
+        (
+            json!({"deviceID": "0000:01:10.8"}),
+            7,
+            "deviceID",
+            "0000:01:10.8",
+        ),
+        (
+            json!({"deviceID": "0000:02:10.0"}),
+            7,
+            "0000:02:10.0",
+            "no device",
+        ),
+        (
+            json!({"deviceID": "mlx5_core.sf.4"}),
+            7,
+            "mlx5_core.sf.4",
+            "no device",
+        ),
         (json!({"pciBusID": 7}), 7, "pciBusID", "7"),
         (json!({"pciBusID": "nic"}), 7, "pciBusID", "\"nic\""),
-        (json!({"deviceID": "0000:01:10.0", "pciBusID": "0000:02:10.0"}), 7, "pciBusID", "0000:02:10.0"),
-        (json!({"runtimeConfig": {"deviceID": 7}}), 7, "runtimeConfig.deviceID", "7"),
-        (json!({"runtimeConfig": {"deviceID": "nic"}}), 7, "runtimeConfig.deviceID", "\"nic\""),
+        (
+            json!({"deviceID": "0000:01:10.0", "pciBusID": "0000:02:10.0"}),
+            7,
+            "pciBusID",
+            "0000:02:10.0",
+        ),
+        (
+            json!({"runtimeConfig": {"deviceID": 7}}),
+            7,
+            "runtimeConfig.deviceID",
+            "7",
+        ),
+        (
+            json!({"runtimeConfig": {"deviceID": "nic"}}),
+            7,
+            "runtimeConfig.deviceID",
+            "\"nic\"",
+        ),
         (
             json!({"runtimeConfig": {"deviceID": "0000:01:10.0"}, "deviceID": "0000:02:10.0"}),
             7,
@@ -114,11 +173,31 @@ fn rail_cni_names_the_key_and_the_value_that_is_wrong() {
         (json!({"device": "vf9"}), 7, "vf9", "no device"),
         (json!({"hwaddr": 7}), 7, "hwaddr", "7"),
         (json!({"hwaddr": "nic"}), 7, "hwaddr", "\"nic\""),
-        (json!({"hwaddr": "02:00:00:00:00"}), 7, "hwaddr", "02:00:00:00:00"),
-        (json!({"device": "", "hwaddr": "02:00:00:00:99:99"}), 7, "hwaddr", "02:00:00:00:99:99"),
+        (
+            json!({"hwaddr": "02:00:00:00:00"}),
+            7,
+            "hwaddr",
+            "02:00:00:00:00",
+        ),
+        (
+            json!({"device": "", "hwaddr": "02:00:00:00:99:99"}),
+            7,
+            "hwaddr",
+            "02:00:00:00:99:99",
+        ),
         (json!({"kernelpath": 7}), 7, "kernelpath", "7"),
-        (json!({"kernelpath": "/etc/passwd"}), 7, "kernelpath", "/etc/passwd"),
-        (json!({"kernelpath": "/sys/devices/../class"}), 7, "kernelpath", "/sys/devices/../class"),
+        (
+            json!({"kernelpath": "/etc/passwd"}),
+            7,
+            "kernelpath",
+            "/etc/passwd",
+        ),
+        (
+            json!({"kernelpath": "/sys/devices/../class"}),
+            7,
+            "kernelpath",
+            "/sys/devices/../class",
+        ),
         (json!({"rail": "0"}), 7, "rail", "\"0\""),
         (json!({"rail": -1}), 7, "rail", "-1"),
         (json!({"rail": 1.5}), 7, "rail", "1.5"),
@@ -133,20 +212,60 @@ fn rail_cni_names_the_key_and_the_value_that_is_wrong() {
         (json!({"mtu": 1_u64 << 32}), 7, "mtu", "4294967296"),
         (json!({"mac": 7}), 7, "mac", "7"),
         (json!({"mac": "nic"}), 7, "mac", "\"nic\""),
-        (json!({"mac": "01:00:00:00:00:01"}), 7, "mac", "01:00:00:00:00:01"),
-        (json!({"mac": "00:00:00:00:00:00"}), 7, "mac", "00:00:00:00:00:00"),
-        (json!({"mac": "02:00:00:00:00:00:01"}), 7, "mac", "02:00:00:00:00:00:01"),
-        (json!({"runtimeConfig": {"mac": 7}}), 7, "runtimeConfig.mac", "7"),
-        (json!({"runtimeConfig": {"mac": "nic"}}), 7, "runtimeConfig.mac", "\"nic\""),
-        (json!({"args": {"cni": {"mac": "nic"}}}), 7, "args.cni.mac", "\"nic\""),
+        (
+            json!({"mac": "01:00:00:00:00:01"}),
+            7,
+            "mac",
+            "01:00:00:00:00:01",
+        ),
+        (
+            json!({"mac": "00:00:00:00:00:00"}),
+            7,
+            "mac",
+            "00:00:00:00:00:00",
+        ),
+        (
+            json!({"mac": "02:00:00:00:00:00:01"}),
+            7,
+            "mac",
+            "02:00:00:00:00:00:01",
+        ),
+        (
+            json!({"runtimeConfig": {"mac": 7}}),
+            7,
+            "runtimeConfig.mac",
+            "7",
+        ),
+        (
+            json!({"runtimeConfig": {"mac": "nic"}}),
+            7,
+            "runtimeConfig.mac",
+            "\"nic\"",
+        ),
+        (
+            json!({"args": {"cni": {"mac": "nic"}}}),
+            7,
+            "args.cni.mac",
+            "\"nic\"",
+        ),
         (json!({"vlan": "1"}), 7, "vlan", "\"1\""),
         (json!({"vlan": -1}), 7, "vlan", "-1"),
         (json!({"vlan": 4095}), 7, "vlan", "4095"),
         (json!({"vlan": 1, "vlanQoS": 8}), 7, "vlanQoS", "8"),
         (json!({"vlan": 1, "vlanQoS": "x"}), 7, "vlanQoS", "\"x\""),
         (json!({"vlanQoS": 1}), 7, "vlanQoS", "vlan"),
-        (json!({"vlan": 1, "vlanProto": "802.1x"}), 7, "vlanProto", "802.1x"),
-        (json!({"vlan": 1, "vlanProto": 8021}), 7, "vlanProto", "8021"),
+        (
+            json!({"vlan": 1, "vlanProto": "802.1x"}),
+            7,
+            "vlanProto",
+            "802.1x",
+        ),
+        (
+            json!({"vlan": 1, "vlanProto": 8021}),
+            7,
+            "vlanProto",
+            "8021",
+        ),
         (json!({"vlanProto": "802.1ad"}), 7, "vlanProto", "vlan"),
         (json!({"spoofchk": "yes"}), 7, "spoofchk", "\"yes\""),
         (json!({"spoofchk": true}), 7, "spoofchk", "true"),
@@ -156,36 +275,146 @@ fn rail_cni_names_the_key_and_the_value_that_is_wrong() {
         (json!({"link_state": 1}), 7, "link_state", "1"),
         (json!({"min_tx_rate": "1"}), 7, "min_tx_rate", "\"1\""),
         (json!({"max_tx_rate": -5}), 7, "max_tx_rate", "-5"),
-        (json!({"min_tx_rate": 9, "max_tx_rate": 8}), 7, "min_tx_rate", "9"),
-        (json!({"runtimeConfig": {"infinibandGUID": 7}}), 7, "infinibandGUID", "7"),
-        (json!({"runtimeConfig": {"infinibandGUID": "x"}}), 7, "infinibandGUID", "\"x\""),
-        (json!({"args": {"cni": {"guid": "x"}}}), 7, "args.cni.guid", "\"x\""),
+        (
+            json!({"min_tx_rate": 9, "max_tx_rate": 8}),
+            7,
+            "min_tx_rate",
+            "9",
+        ),
+        (
+            json!({"runtimeConfig": {"infinibandGUID": 7}}),
+            7,
+            "infinibandGUID",
+            "7",
+        ),
+        (
+            json!({"runtimeConfig": {"infinibandGUID": "x"}}),
+            7,
+            "infinibandGUID",
+            "\"x\"",
+        ),
+        (
+            json!({"args": {"cni": {"guid": "x"}}}),
+            7,
+            "args.cni.guid",
+            "\"x\"",
+        ),
         (json!({"routes": 7}), 7, "routes", "7"),
         (json!({"routes": {}}), 7, "routes", "map"),
         (json!({"routes": [7]}), 7, "routes[0]", "7"),
         (json!({"routes": [{}]}), 7, "routes[0]", "dst"),
-        (json!({"routes": [{"dst": "10.0.0.0/8"}, {"dst": "ten"}]}), 7, "routes[1].dst", "invalid"),
-        (json!({"routes": [{"dst": "10.0.0.0/33"}]}), 7, "routes[0].dst", "invalid"),
-        (json!({"routes": [{"dst": "10.0.0.0/8", "gw": "x"}]}), 7, "routes[0].gw", "\"x\""),
-        (json!({"routes": [{"dst": "fd00::/8", "gw": "172.16.0.1"}]}), 7, "routes", "172.16.0.1"),
-        (json!({"routes": [{"dst": "10.0.0.0/8", "mtu": "x"}]}), 7, "routes[0].mtu", "\"x\""),
-        (json!({"routes": [{"dst": "10.0.0.0/8", "priority": -1}]}), 7, "routes[0].priority", "-1"),
-        (json!({"routes": [{"dst": "10.0.0.0/8", "scope": 256}]}), 7, "routes[0].scope", "256"),
-        (json!({"routes": [{"dst": "10.0.0.0/8", "table": 255}]}), 7, "routes", "255"),
+        (
+            json!({"routes": [{"dst": "10.0.0.0/8"}, {"dst": "ten"}]}),
+            7,
+            "routes[1].dst",
+            "invalid",
+        ),
+        (
+            json!({"routes": [{"dst": "10.0.0.0/33"}]}),
+            7,
+            "routes[0].dst",
+            "invalid",
+        ),
+        (
+            json!({"routes": [{"dst": "10.0.0.0/8", "gw": "x"}]}),
+            7,
+            "routes[0].gw",
+            "\"x\"",
+        ),
+        (
+            json!({"routes": [{"dst": "fd00::/8", "gw": "172.16.0.1"}]}),
+            7,
+            "routes",
+            "172.16.0.1",
+        ),
+        (
+            json!({"routes": [{"dst": "10.0.0.0/8", "mtu": "x"}]}),
+            7,
+            "routes[0].mtu",
+            "\"x\"",
+        ),
+        (
+            json!({"routes": [{"dst": "10.0.0.0/8", "priority": -1}]}),
+            7,
+            "routes[0].priority",
+            "-1",
+        ),
+        (
+            json!({"routes": [{"dst": "10.0.0.0/8", "scope": 256}]}),
+            7,
+            "routes[0].scope",
+            "256",
+        ),
+        (
+            json!({"routes": [{"dst": "10.0.0.0/8", "table": 255}]}),
+            7,
+            "routes",
+            "255",
+        ),
         (json!({"routing": 7}), 7, "routing", "7"),
         (json!({"routing": "static"}), 7, "routing", "\"static\""),
         (json!({"sysctl": 7}), 7, "sysctl", "7"),
-        (json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": 1}}), 7, "sysctl", "1"),
-        (json!({"sysctl": {"net.ipv4.ip_forward": "1"}}), 7, "sysctl", "net.ipv4.ip_forward"),
-        (json!({"sysctl": {"net.ipv4.conf.all.rp_filter": "0"}}), 7, "sysctl", "net.ipv4.conf.all.rp_filter"),
-        (json!({"sysctl": {"net.ipv4.conf.eth0.rp_filter": "0"}}), 7, "sysctl", "eth0"),
-        (json!({"sysctl": {"kernel.core_pattern": "|/bin/sh"}}), 7, "sysctl", "kernel.core_pattern"),
-        (json!({"sysctl": {"net/ipv4/conf/IFNAME/../all/rp_filter": "0"}}), 7, "sysctl", ".."),
-        (json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1\n1"}}), 7, "sysctl", "arp_filter"),
-        (json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "x"}}), 7, "sysctl", "\"x\""),
+        (
+            json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": 1}}),
+            7,
+            "sysctl",
+            "1",
+        ),
+        (
+            json!({"sysctl": {"net.ipv4.ip_forward": "1"}}),
+            7,
+            "sysctl",
+            "net.ipv4.ip_forward",
+        ),
+        (
+            json!({"sysctl": {"net.ipv4.conf.all.rp_filter": "0"}}),
+            7,
+            "sysctl",
+            "net.ipv4.conf.all.rp_filter",
+        ),
+        (
+            json!({"sysctl": {"net.ipv4.conf.eth0.rp_filter": "0"}}),
+            7,
+            "sysctl",
+            "eth0",
+        ),
+        (
+            json!({"sysctl": {"kernel.core_pattern": "|/bin/sh"}}),
+            7,
+            "sysctl",
+            "kernel.core_pattern",
+        ),
+        (
+            json!({"sysctl": {"net/ipv4/conf/IFNAME/../all/rp_filter": "0"}}),
+            7,
+            "sysctl",
+            "..",
+        ),
+        (
+            json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1\n1"}}),
+            7,
+            "sysctl",
+            "arp_filter",
+        ),
+        (
+            json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "x"}}),
+            7,
+            "sysctl",
+            "\"x\"",
+        ),
         // One byte more than a value can have.
-        (json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": long_value}}), 7, "sysctl", "00001\""),
-        (json!({"sysctl": {"net.ipv4.conf.IFNAME.no_such": "1"}}), 7, "sysctl", "no_such"),
+        (
+            json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": long_value}}),
+            7,
+            "sysctl",
+            "00001\"",
+        ),
+        (
+            json!({"sysctl": {"net.ipv4.conf.IFNAME.no_such": "1"}}),
+            7,
+            "sysctl",
+            "no_such",
+        ),
         (
             json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1", "net/ipv4/conf/net1/arp_filter": "0"}}),
             7,
@@ -196,31 +425,81 @@ fn rail_cni_names_the_key_and_the_value_that_is_wrong() {
         (json!({"rdma": "maybe"}), 7, "rdma", "\"maybe\""),
         (json!({"rdma": "required"}), 2, "rdma", "required"),
         (json!({"gatewayProbe": 7}), 7, "gatewayProbe", "7"),
-        (json!({"gatewayProbe": "maybe"}), 7, "gatewayProbe", "\"maybe\""),
+        (
+            json!({"gatewayProbe": "maybe"}),
+            7,
+            "gatewayProbe",
+            "\"maybe\"",
+        ),
         (json!({"resetOnDel": "on"}), 7, "resetOnDel", "\"on\""),
         (json!({"resetOnDel": true}), 7, "resetOnDel", "true"),
         (json!({"Vlan": 4095}), 7, "vlan", "4095"),
-        (json!({"Routes": [{"Dst": "ten"}]}), 7, "routes[0].dst", "invalid"),
-        (json!({"SYSCTL": {"net.ipv4.conf.IFNAME.ARP_FILTER": "1"}}), 7, "sysctl", "ARP_FILTER"),
+        (
+            json!({"Routes": [{"Dst": "ten"}]}),
+            7,
+            "routes[0].dst",
+            "invalid",
+        ),
+        (
+            json!({"SYSCTL": {"net.ipv4.conf.IFNAME.ARP_FILTER": "1"}}),
+            7,
+            "sysctl",
+            "ARP_FILTER",
+        ),
         (json!({"ipam": 7}), 7, "ipam", "7"),
         (json!({"ipam": "rail-ipam"}), 7, "ipam", "rail-ipam"),
         (json!({"ipam": {"type": 7}}), 7, "ipam.type", "7"),
-        (json!({"ipam": {"type": "../../bin/sh"}}), 7, "ipam.type", "../../bin/sh"),
-        (json!({"ipam": {"type": "no-such"}}), 7, "no-such", "CNI_PATH"),
+        (
+            json!({"ipam": {"type": "../../bin/sh"}}),
+            7,
+            "ipam.type",
+            "../../bin/sh",
+        ),
+        (
+            json!({"ipam": {"type": "no-such"}}),
+            7,
+            "no-such",
+            "CNI_PATH",
+        ),
         (json!({"ipam": {"type": "dhcp"}}), 2, "ipam.type", "dhcp"),
         (json!({"dns": 7}), 7, "dns", "7"),
-        (json!({"dns": {"nameservers": "8.8.8.8"}}), 7, "dns.nameservers", "8.8.8.8"),
+        (
+            json!({"dns": {"nameservers": "8.8.8.8"}}),
+            7,
+            "dns.nameservers",
+            "8.8.8.8",
+        ),
         (json!({"prevResult": 7}), 6, "prevResult", "object"),
-        (json!({"prevResult": {"cniVersion": "9.9.9"}}), 1, "prevResult", "9.9.9"),
-        (json!({"prevResult": {"ips": [{"address": "x"}]}}), 6, "prevResult", "ips[0].address"),
-        (json!({"runtimeConfig": {"CNIDeviceInfoFile": 7}}), 7, "CNIDeviceInfoFile", "7"),
+        (
+            json!({"prevResult": {"cniVersion": "9.9.9"}}),
+            1,
+            "prevResult",
+            "9.9.9",
+        ),
+        (
+            json!({"prevResult": {"ips": [{"address": "x"}]}}),
+            6,
+            "prevResult",
+            "ips[0].address",
+        ),
+        (
+            json!({"runtimeConfig": {"CNIDeviceInfoFile": 7}}),
+            7,
+            "CNIDeviceInfoFile",
+            "7",
+        ),
         (
             json!({"runtimeConfig": {"CNIDeviceInfoFile": "/etc/passwd"}}),
             7,
             "CNIDeviceInfoFile",
             "/etc/passwd",
         ),
-        (json!({"runtimeConfig": {"CNIDeviceInfoFile": info}}), 7, "CNIDeviceInfoFile", "info"),
+        (
+            json!({"runtimeConfig": {"CNIDeviceInfoFile": info}}),
+            7,
+            "CNIDeviceInfoFile",
+            "info",
+        ),
     ];
     let mut said = Vec::new();
     for (more, code, key, value) in table {
@@ -232,10 +511,19 @@ fn rail_cni_names_the_key_and_the_value_that_is_wrong() {
             assert_eq!(deleted.status, 0, "{config}: {deleted:?}");
         }
     }
-    golden::says("plugins", "ADD: networks with a fault", bench.host.steady(&said.join("\n")));
+    golden::says(
+        "plugins",
+        "ADD: networks with a fault",
+        bench.host.steady(&said.join("\n")),
+    );
     // That is the kernel's word: our own bound is behind it.
     let longest = json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": format!("{:064}", 1)}});
-    bench.refuses("rail-cni", &with(rail(0), longest), 7, &["sysctl", "Invalid argument"]);
+    bench.refuses(
+        "rail-cni",
+        &with(rail(0), longest),
+        7,
+        &["sysctl", "Invalid argument"],
+    );
     // The node works as before.
     bench.call("rail-cni", "ADD").run(&rail(0)).ok();
     bench.call("rail-cni", "DEL").run(&rail(0)).ok();
@@ -244,8 +532,15 @@ fn rail_cni_names_the_key_and_the_value_that_is_wrong() {
 
 #[test]
 fn rail_ipam_names_the_key_and_the_value_that_is_wrong() {
-    let Some(bench) = Bench::new("rail_ipam") else { return };
-    let ipam = |more: Value| with(rail(0), json!({"ipam": with(json!({"type": "rail-ipam"}), more)}));
+    let Some(bench) = Bench::new("rail_ipam") else {
+        return;
+    };
+    let ipam = |more: Value| {
+        with(
+            rail(0),
+            json!({"ipam": with(json!({"type": "rail-ipam"}), more)}),
+        )
+    };
     let inline = |more: Value| {
         let good = json!({
             "cidr": "10.0.0.0/16", "perNodeNetworkPrefix": 31, "gatewayIndex": 1,
@@ -256,25 +551,80 @@ fn rail_ipam_names_the_key_and_the_value_that_is_wrong() {
     let table = [
         (with(rail(0), json!({"ipam": 7})), 7, "ipam", "object"),
         // A pod without any device would hold the addresses of a node's rails.
-        (with(rail(0), json!({"type": "rail-ipam"})), 7, "type", "ipam.type"),
+        (
+            with(rail(0), json!({"type": "rail-ipam"})),
+            7,
+            "type",
+            "ipam.type",
+        ),
         (ipam(json!({"pool": 7})), 7, "ipam.pool", "7"),
         (ipam(json!({"pool": "a/b"})), 7, "ipam.pool", "a/b"),
-        (ipam(json!({"pool": "../rail-0"})), 7, "ipam.pool", "../rail-0"),
-        (ipam(json!({"pool": "rail-0,rail-0"})), 7, "ipam.pool", "twice"),
+        (
+            ipam(json!({"pool": "../rail-0"})),
+            7,
+            "ipam.pool",
+            "../rail-0",
+        ),
+        (
+            ipam(json!({"pool": "rail-0,rail-0"})),
+            7,
+            "ipam.pool",
+            "twice",
+        ),
         (ipam(json!({"pool": "a,b,c"})), 7, "ipam.pool", "a,b,c"),
         (ipam(json!({"pool": "rail-9"})), 7, "rail-9", "node-1"),
-        (ipam(json!({"pool": "rail-0", "poolName": "rail-1"})), 7, "poolName", "rail-1"),
-        (ipam(json!({"pool": "rail-0", "poolType": "ippool"})), 7, "poolType", "ippool"),
+        (
+            ipam(json!({"pool": "rail-0", "poolName": "rail-1"})),
+            7,
+            "poolName",
+            "rail-1",
+        ),
+        (
+            ipam(json!({"pool": "rail-0", "poolType": "ippool"})),
+            7,
+            "poolType",
+            "ippool",
+        ),
         (inline(json!({"cidr": 7})), 7, "ipam.cidr", "7"),
         (inline(json!({"cidr": "x"})), 7, "cidr", "x"),
-        (inline(json!({"cidr": "10.0.0.1/16"})), 7, "cidr", "10.0.0.1/16"),
-        (inline(json!({"perNodeNetworkPrefix": "31"})), 7, "perNodeNetworkPrefix", "31"),
-        (inline(json!({"perNodeNetworkPrefix": 33})), 7, "perNodeNetworkPrefix", "33"),
-        (inline(json!({"perNodeNetworkPrefix": 8})), 7, "perNodeNetworkPrefix", "8"),
+        (
+            inline(json!({"cidr": "10.0.0.1/16"})),
+            7,
+            "cidr",
+            "10.0.0.1/16",
+        ),
+        (
+            inline(json!({"perNodeNetworkPrefix": "31"})),
+            7,
+            "perNodeNetworkPrefix",
+            "31",
+        ),
+        (
+            inline(json!({"perNodeNetworkPrefix": 33})),
+            7,
+            "perNodeNetworkPrefix",
+            "33",
+        ),
+        (
+            inline(json!({"perNodeNetworkPrefix": 8})),
+            7,
+            "perNodeNetworkPrefix",
+            "8",
+        ),
         (inline(json!({"gatewayIndex": -1})), 7, "gatewayIndex", "-1"),
         (inline(json!({"gatewayIndex": 2})), 7, "gatewayIndex", "2"),
-        (inline(json!({"staticAllocations": 7})), 7, "staticAllocations", "7"),
-        (inline(json!({"staticAllocations": []})), 7, "staticAllocations", "node-1"),
+        (
+            inline(json!({"staticAllocations": 7})),
+            7,
+            "staticAllocations",
+            "7",
+        ),
+        (
+            inline(json!({"staticAllocations": []})),
+            7,
+            "staticAllocations",
+            "node-1",
+        ),
         (
             inline(json!({"staticAllocations": [{"nodeName": "node-1", "prefix": "10.9.0.0/31"}]})),
             7,
@@ -287,13 +637,48 @@ fn rail_ipam_names_the_key_and_the_value_that_is_wrong() {
             "exclusions[0]",
             "startIP",
         ),
-        (inline(json!({"routes": [{"dst": "x"}]})), 7, "routes[0]", "x"),
-        (with(rail(0), json!({"runtimeConfig": {"ips": "x"}})), 7, "runtimeConfig.ips", "list"),
-        (with(rail(0), json!({"runtimeConfig": {"ips": [7]}})), 7, "runtimeConfig.ips", "7"),
-        (with(rail(0), json!({"runtimeConfig": {"ips": ["x"]}})), 7, "runtimeConfig.ips", "\"x\""),
-        (with(rail(0), json!({"runtimeConfig": {"ips": ["10.0.0.1"]}})), 7, "10.0.0.1", "172.16.0.0/31"),
-        (with(rail(0), json!({"runtimeConfig": {"ips": ["172.16.0.1"]}})), 7, "172.16.0.1", "gateway"),
-        (with(rail(0), json!({"args": {"cni": {"ips": ["x"]}}})), 7, "args.cni.ips", "\"x\""),
+        (
+            inline(json!({"routes": [{"dst": "x"}]})),
+            7,
+            "routes[0]",
+            "x",
+        ),
+        (
+            with(rail(0), json!({"runtimeConfig": {"ips": "x"}})),
+            7,
+            "runtimeConfig.ips",
+            "list",
+        ),
+        (
+            with(rail(0), json!({"runtimeConfig": {"ips": [7]}})),
+            7,
+            "runtimeConfig.ips",
+            "7",
+        ),
+        (
+            with(rail(0), json!({"runtimeConfig": {"ips": ["x"]}})),
+            7,
+            "runtimeConfig.ips",
+            "\"x\"",
+        ),
+        (
+            with(rail(0), json!({"runtimeConfig": {"ips": ["10.0.0.1"]}})),
+            7,
+            "10.0.0.1",
+            "172.16.0.0/31",
+        ),
+        (
+            with(rail(0), json!({"runtimeConfig": {"ips": ["172.16.0.1"]}})),
+            7,
+            "172.16.0.1",
+            "gateway",
+        ),
+        (
+            with(rail(0), json!({"args": {"cni": {"ips": ["x"]}}})),
+            7,
+            "args.cni.ips",
+            "\"x\"",
+        ),
     ];
     for (config, code, key, value) in table {
         bench.refuses("rail-ipam", &config, code, &[key, value]);
@@ -302,8 +687,10 @@ fn rail_ipam_names_the_key_and_the_value_that_is_wrong() {
         bench.is_as_before(&config.to_string());
     }
     // By a copy and by a link of another name, as by its own.
-    let (copy, link) =
-        (bench.host.path("bin").join(bench.host.copy_rail_ipam()), bench.host.path("ipam-link"));
+    let (copy, link) = (
+        bench.host.path("bin").join(bench.host.copy_rail_ipam()),
+        bench.host.path("ipam-link"),
+    );
     std::os::unix::fs::symlink(rail_ipam(), &link).unwrap();
     for (program, name) in [(copy, "ipam-copy"), (link, "ipam-link")] {
         let call = || bench.call("rail-ipam", "ADD").program(&program);
@@ -312,7 +699,11 @@ fn rail_ipam_names_the_key_and_the_value_that_is_wrong() {
         assert!(told.contains("ipam.type"), "{told}");
         bench.is_as_before(name);
         call().run(&rail(0)).ok();
-        bench.call("rail-ipam", "DEL").program(&program).run(&rail(0)).ok();
+        bench
+            .call("rail-ipam", "DEL")
+            .program(&program)
+            .run(&rail(0))
+            .ok();
     }
 }
 
@@ -320,7 +711,9 @@ fn rail_ipam_names_the_key_and_the_value_that_is_wrong() {
 
 #[test]
 fn a_wrong_store_file_is_named_and_del_does_not_care() {
-    let Some(bench) = Bench::new("store") else { return };
+    let Some(bench) = Bench::new("store") else {
+        return;
+    };
     let good = json!({"version": 1, "prefix": "172.16.0.0/31", "gateway": "172.16.0.1"});
     let changed = |more: Value| with(good.clone(), more).to_string();
     let table = [
@@ -336,9 +729,18 @@ fn a_wrong_store_file_is_named_and_del_does_not_care() {
         (changed(json!({"gateway": "172.16.0.2"})), "gateway"),
         (changed(json!({"gateway": "fe80::1"})), "gateway"),
         (changed(json!({"routes": "x"})), "routes"),
-        (changed(json!({"routes": [{"dst": "0.0.0.0/0"}]})), "routes[0].dst"),
-        (changed(json!({"routes": [{"dst": "10.0.0.1/8"}]})), "routes[0].dst"),
-        (changed(json!({"exclusions": [{"startIP": "172.16.0.1", "endIP": "172.16.0.0"}]})), "exclusions[0]"),
+        (
+            changed(json!({"routes": [{"dst": "0.0.0.0/0"}]})),
+            "routes[0].dst",
+        ),
+        (
+            changed(json!({"routes": [{"dst": "10.0.0.1/8"}]})),
+            "routes[0].dst",
+        ),
+        (
+            changed(json!({"exclusions": [{"startIP": "172.16.0.1", "endIP": "172.16.0.0"}]})),
+            "exclusions[0]",
+        ),
         (changed(json!({"unknown": 1})), "unknown"),
     ];
     let file = bench.host.path("store/node-1/rail-0.json");
@@ -354,7 +756,9 @@ fn a_wrong_store_file_is_named_and_del_does_not_care() {
 
 #[test]
 fn a_wrong_node_json_is_named_with_its_key() {
-    let Some(bench) = Bench::new("node_json") else { return };
+    let Some(bench) = Bench::new("node_json") else {
+        return;
+    };
     let file = bench.host.path("node.json");
     let good: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
     let changed = |more: Value| with(good.clone(), more).to_string();
@@ -370,23 +774,41 @@ fn a_wrong_node_json_is_named_with_its_key() {
         (changed(json!({"nodeName": 7})), "nodeName"),
         (changed(json!({"rails": {}})), "rails"),
         (changed(json!({"rails": [{"rail": 0}]})), "rails[0]"),
-        (changed(json!({"rails": [{"rail": -1, "pf": "x"}]})), "rails[0].rail"),
+        (
+            changed(json!({"rails": [{"rail": -1, "pf": "x"}]})),
+            "rails[0].rail",
+        ),
         (changed(json!({"log": {"level": "loud"}})), "log.level"),
         (changed(json!({"log": {"levle": "info"}})), "levle"),
         (changed(json!({"log": {"dir": "log"}})), "log.dir"),
-        (changed(json!({"policy": {"vfsOnly": "yes"}})), "policy.vfsOnly"),
+        (
+            changed(json!({"policy": {"vfsOnly": "yes"}})),
+            "policy.vfsOnly",
+        ),
         (changed(json!({"policy": {"vfOnly": true}})), "vfOnly"),
         (changed(json!({"callTimeout": "1"})), "callTimeout"),
-        (changed(json!({"callTimeout": 0})), "callTimeout: 0 must be 1 to 3600 seconds"),
-        (changed(json!({"callTimeout": 3601})), "callTimeout: 3601 must be 1 to 3600 seconds"),
+        (
+            changed(json!({"callTimeout": 0})),
+            "callTimeout: 0 must be 1 to 3600 seconds",
+        ),
+        (
+            changed(json!({"callTimeout": 3601})),
+            "callTimeout: 3601 must be 1 to 3600 seconds",
+        ),
         (changed(json!({"firstTable": 0})), "firstTable: 0 must be"),
-        (changed(json!({"firstTable": 200})), "firstTable: 200 must be"),
+        (
+            changed(json!({"firstTable": 200})),
+            "firstTable: 200 must be",
+        ),
     ];
     for (content, word) in table {
         fs::write(&file, &content).unwrap();
         for program in ["rail-ipam", "rail-cni"] {
             bench.refuses(program, &rail(0), 7, &["node.json", word]);
-            bench.call(program, "STATUS").run(&rail(0)).error(if program == "rail-cni" { 50 } else { 7 });
+            bench
+                .call(program, "STATUS")
+                .run(&rail(0))
+                .error(if program == "rail-cni" { 50 } else { 7 });
         }
     }
     fs::write(&file, changed(json!({"callTimeout": 3600}))).unwrap();
@@ -398,7 +820,9 @@ fn a_wrong_node_json_is_named_with_its_key() {
 /// The operator's mistake costs no pod its end: what says where our state is counts by itself.
 #[test]
 fn del_gives_back_although_node_json_is_wrong() {
-    let Some(bench) = Bench::new("del_node_json") else { return };
+    let Some(bench) = Bench::new("del_node_json") else {
+        return;
+    };
     let file = bench.host.path("node.json");
     let text = fs::read_to_string(&file).unwrap();
     let good: Value = serde_json::from_str(&text).unwrap();
@@ -486,9 +910,9 @@ fn pointers(value: &Value, at: &str, found: &mut Vec<String>) {
     found.push(at.to_owned());
     let escape = |key: &str| key.replace('~', "~0").replace('/', "~1");
     match value {
-        Value::Object(map) => {
-            map.iter().for_each(|(key, value)| pointers(value, &format!("{at}/{}", escape(key)), found))
-        }
+        Value::Object(map) => map
+            .iter()
+            .for_each(|(key, value)| pointers(value, &format!("{at}/{}", escape(key)), found)),
         Value::Array(list) => {
             list.iter()
                 .enumerate()
@@ -500,18 +924,29 @@ fn pointers(value: &Value, at: &str, found: &mut Vec<String>) {
 
 #[test]
 fn bytes_that_are_no_configuration_are_answered() {
-    let Some(bench) = Bench::new("bytes") else { return };
+    let Some(bench) = Bench::new("bytes") else {
+        return;
+    };
     let whole = full(&bench).to_string().into_bytes();
-    let mangled = (any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<Vec<u8>>()).prop_map(
-        move |(from, to, with)| {
+    let mangled = (
+        any::<prop::sample::Index>(),
+        any::<prop::sample::Index>(),
+        any::<Vec<u8>>(),
+    )
+        .prop_map(move |(from, to, with)| {
             let (from, to) = (from.index(whole.len()), to.index(whole.len()));
             [&whole[..from.min(to)], &with, &whole[from.max(to)..]].concat()
-        },
-    );
+        });
     let bytes = prop_oneof![prop::collection::vec(any::<u8>(), 0..200), mangled];
-    let calls = (prop::sample::select(&PROGRAMS[..]), prop::sample::select(&VERBS[..]), bytes);
+    let calls = (
+        prop::sample::select(&PROGRAMS[..]),
+        prop::sample::select(&VERBS[..]),
+        bytes,
+    );
     runner(96)
-        .run(&calls, |(program, verb, bytes)| is_an_answer(&bench.call(program, verb).run_with(&bytes)))
+        .run(&calls, |(program, verb, bytes)| {
+            is_an_answer(&bench.call(program, verb).run_with(&bytes))
+        })
         .unwrap();
     bench.is_as_before("bytes");
 }
@@ -519,11 +954,17 @@ fn bytes_that_are_no_configuration_are_answered() {
 /// One value of a good configuration is another: what ADD takes, CHECK finds and DEL gives back.
 #[test]
 fn a_configuration_with_one_wrong_value_is_refused_or_served_and_given_back() {
-    let Some(bench) = Bench::new("mutated") else { return };
+    let Some(bench) = Bench::new("mutated") else {
+        return;
+    };
     let good = full(&bench);
     let mut all = Vec::new();
     pointers(&good, "", &mut all);
-    let calls = (prop::sample::select(&PROGRAMS[..]), prop::sample::select(all), any_json());
+    let calls = (
+        prop::sample::select(&PROGRAMS[..]),
+        prop::sample::select(all),
+        any_json(),
+    );
     runner(128)
         .run(&calls, |(program, pointer, value)| {
             let mut config = good.clone();
@@ -547,7 +988,9 @@ fn a_configuration_with_one_wrong_value_is_refused_or_served_and_given_back() {
 
 #[test]
 fn variables_of_any_content_are_answered() {
-    let Some(bench) = Bench::new("variables") else { return };
+    let Some(bench) = Bench::new("variables") else {
+        return;
+    };
     let pod = bench.pod.display().to_string();
     let text = prop_oneof![
         Just(String::new()),
@@ -566,9 +1009,20 @@ fn variables_of_any_content_are_answered() {
         .prop_map(str::to_owned),
         Just(pod),
     ];
-    let names = ["CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH"];
+    let names = [
+        "CNI_COMMAND",
+        "CNI_CONTAINERID",
+        "CNI_NETNS",
+        "CNI_IFNAME",
+        "CNI_ARGS",
+        "CNI_PATH",
+    ];
     let changes = prop::collection::vec((prop::sample::select(names.to_vec()), text), 1..3);
-    let calls = (prop::sample::select(&PROGRAMS[..]), prop::sample::select(&VERBS[..]), changes);
+    let calls = (
+        prop::sample::select(&PROGRAMS[..]),
+        prop::sample::select(&VERBS[..]),
+        changes,
+    );
     runner(96)
         .run(&calls, |(program, verb, changes)| {
             let mut call = bench.call(program, verb);
@@ -580,30 +1034,44 @@ fn variables_of_any_content_are_answered() {
             // An ADD that was served is given back by the DEL of its own variables.
             let deleted = call.var("CNI_COMMAND", "DEL").run(&rail(0));
             is_an_answer(&deleted)?;
-            prop_assert_eq!(bench.host.snapshot(), bench.before.clone(), "{:?} {:?}", ran, deleted);
+            prop_assert_eq!(
+                bench.host.snapshot(),
+                bench.before.clone(),
+                "{:?} {:?}",
+                ran,
+                deleted
+            );
             Ok(())
         })
         .unwrap();
 }
 
-/// One value of a record or a lease is another, as after an upgrade gone wrong: every call is answered. What a
-/// record says is believed, so each case has a host of its own.
+/// One value of a record or a lease is another, as after an upgrade gone wrong: every call is
+/// answered. What a record says is believed, so each case has a host of its own.
 #[test]
 fn records_and_leases_of_any_content_are_answered() {
     let cases = (any::<bool>(), any::<prop::sample::Index>(), any_json());
     runner(64)
         .run(&cases, |(is_record, which, value)| {
-            let Some(bench) = Bench::new("records") else { return Ok(()) };
+            let Some(bench) = Bench::new("records") else {
+                return Ok(());
+            };
             let config = rail(0);
             let added = bench.call("rail-cni", "ADD").run(&config).ok().json();
-            let files = if is_record { bench.host.records() } else { bench.host.leases() };
+            let files = if is_record {
+                bench.host.records()
+            } else {
+                bench.host.leases()
+            };
             let [file]: [PathBuf; 1] = files.try_into().unwrap();
             let mut content: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
             bench.call("rail-cni", "DEL").run(&config).ok();
             let mut all = Vec::new();
             pointers(&content, "", &mut all);
             *content.pointer_mut(&all[which.index(all.len())]).unwrap() = value;
-            let lock = bench.host.path(&format!("run/locks/device-{}", vf_address(0)));
+            let lock = bench
+                .host
+                .path(&format!("run/locks/device-{}", vf_address(0)));
             for verb in ["CHECK", "GC", "DEL", "ADD"] {
                 // The folder of a pool goes with its last lease.
                 fs::create_dir_all(file.parent().unwrap()).unwrap();

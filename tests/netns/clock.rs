@@ -1,5 +1,5 @@
-//! Files of the run directory that are dated a year before or after now, as they are once the clock of the node has been
-//! set, and a /run from an image of an earlier boot.
+//! Files of the run directory that are dated a year before or after now, as they are once the clock
+//! of the node has been set, and a /run from an image of an earlier boot.
 
 use std::fs::{self, File, FileTimes};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,11 @@ fn files_below(folder: &Path) -> Vec<PathBuf> {
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).unwrap().map(Result::unwrap) {
             let is_folder = entry.file_type().unwrap().is_dir();
-            if is_folder { folders.push(entry.path()) } else { files.push(entry.path()) }
+            if is_folder {
+                folders.push(entry.path())
+            } else {
+                files.push(entry.path())
+            }
         }
     }
     files
@@ -37,7 +41,9 @@ fn date(host: &Host, time: SystemTime) {
 #[test]
 fn files_dated_a_year_before_or_after_cost_no_pod_its_rail_and_no_rail_its_pod() {
     for time in [SystemTime::now() - YEAR, SystemTime::now() + YEAR] {
-        let Some(host) = Host::new("clock::dated") else { return };
+        let Some(host) = Host::new("clock::dated") else {
+            return;
+        };
         host.add_rail(0);
         let before = host.snapshot();
         let (pod, next) = (host.add_netns("pod"), host.add_netns("next"));
@@ -45,16 +51,34 @@ fn files_dated_a_year_before_or_after_cost_no_pod_its_rail_and_no_rail_its_pod()
         // So many lock files that calls remove old ones.
         fs::create_dir_all(host.path("run/locks")).unwrap();
         for number in 0..300 {
-            fs::write(host.path(&format!("run/locks/attachment-gone{number}:net1")), "1").unwrap();
+            fs::write(
+                host.path(&format!("run/locks/attachment-gone{number}:net1")),
+                "1",
+            )
+            .unwrap();
         }
         let added = host.cni("ADD", "c1", &pod, &config).ok().json();
         date(&host, time);
-        host.cni("CHECK", "c1", &pod, &with(config.clone(), json!({ "prevResult": added }))).ok();
-        let status = host.call("", "", &pod).args(&["status", "--output", "json"]).run(&Value::Null).json();
+        host.cni(
+            "CHECK",
+            "c1",
+            &pod,
+            &with(config.clone(), json!({ "prevResult": added })),
+        )
+        .ok();
+        let status = host
+            .call("", "", &pod)
+            .args(&["status", "--output", "json"])
+            .run(&Value::Null)
+            .json();
         assert_eq!(status["attachments"][0]["state"], "live", "{status}");
         let all = json!({"cni.dev/valid-attachments": []});
         host.cni("GC", "c1", &pod, &with(config.clone(), all)).ok();
-        let reaped = host.call("", "", &pod).args(&["reap"]).run(&Value::Null).ok();
+        let reaped = host
+            .call("", "", &pod)
+            .args(&["reap"])
+            .run(&Value::Null)
+            .ok();
         assert!(reaped.stdout.contains("1 in use"), "{reaped:?}");
         host.cni("ADD", "c2", &next, &config).error(11);
         host.cni("DEL", "c1", &pod, &config).ok();
@@ -72,11 +96,13 @@ fn files_dated_a_year_before_or_after_cost_no_pod_its_rail_and_no_rail_its_pod()
     }
 }
 
-/// What a DEL has noted stops an ADD that is still waiting. So many lock files that calls remove old ones, and all are dated
-/// a year before the next call.
+/// What a DEL has noted stops an ADD that is still waiting. So many lock files that calls remove
+/// old ones, and all are dated a year before the next call.
 #[test]
 fn a_lock_file_dated_a_year_before_keeps_the_note_of_a_del() {
-    let Some(host) = Host::new("clock::note") else { return };
+    let Some(host) = Host::new("clock::note") else {
+        return;
+    };
     host.add_rail(0);
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
@@ -85,7 +111,11 @@ fn a_lock_file_dated_a_year_before_keeps_the_note_of_a_del() {
     let note = fs::read_to_string(lock("c1")).unwrap();
     // As old as the boot, of a boot before this one, and of an ADD that was never deleted.
     for number in 0..300 {
-        fs::write(lock(&format!("gone{number}")), ["1", "9000000000000000000", ""][number % 3]).unwrap();
+        fs::write(
+            lock(&format!("gone{number}")),
+            ["1", "9000000000000000000", ""][number % 3],
+        )
+        .unwrap();
     }
     date(&host, SystemTime::now() - YEAR);
     host.cni("DEL", "c2", &pod, &rail(0)).ok();
@@ -94,11 +124,13 @@ fn a_lock_file_dated_a_year_before_keeps_the_note_of_a_del() {
     assert!(left < 256, "{left} lock files");
 }
 
-/// All that was in /run while a pod of an earlier boot had the rail. The times in it, which count from the boot, are
-/// still to come.
+/// All that was in /run while a pod of an earlier boot had the rail. The times in it, which count
+/// from the boot, are still to come.
 #[test]
 fn a_run_directory_of_an_earlier_boot_stops_no_pod() {
-    let Some(host) = Host::new("clock::restored") else { return };
+    let Some(host) = Host::new("clock::restored") else {
+        return;
+    };
     host.add_rail(0);
     host.add_rail(1);
     let (pod, next) = (host.add_netns("pod"), host.add_netns("next"));
@@ -110,25 +142,37 @@ fn a_run_directory_of_an_earlier_boot_stops_no_pod() {
     );
     let before = host.snapshot();
     let config = rail(0);
-    let owing = with(rail(1), json!({"ipam": {"type": "stand-in", "pool": "rail-1"}}));
+    let owing = with(
+        rail(1),
+        json!({"ipam": {"type": "stand-in", "pool": "rail-1"}}),
+    );
 
     // A debt, a living pod, and the time of a DEL.
     fs::write(&broken, "").unwrap();
     host.cni("ADD", "c1", &pod, &owing).ok();
     host.cni("DEL", "c1", &pod, &owing).ok();
     fs::remove_file(&broken).unwrap();
-    let [debt] = &host.pending()[..] else { panic!("{:?}", host.pending()) };
+    let [debt] = &host.pending()[..] else {
+        panic!("{:?}", host.pending())
+    };
     let owed: Value = serde_json::from_slice(&fs::read(debt).unwrap()).unwrap();
     let debt = debt.clone();
     host.cni("ADD", "c2", &pod, &config).ok();
     let files = files_below(&host.path("run"));
-    let image: Vec<_> = files.into_iter().map(|file| (fs::read_to_string(&file).unwrap(), file)).collect();
+    let image: Vec<_> = files
+        .into_iter()
+        .map(|file| (fs::read_to_string(&file).unwrap(), file))
+        .collect();
     host.cni("DEL", "c2", &pod, &config).ok();
 
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     for (content, file) in image {
         fs::create_dir_all(file.parent().unwrap()).unwrap();
-        fs::write(file, content.replace(boot.trim(), "00000000-0000-0000-0000-000000000000")).unwrap();
+        fs::write(
+            file,
+            content.replace(boot.trim(), "00000000-0000-0000-0000-000000000000"),
+        )
+        .unwrap();
     }
     let mut late = owed;
     late["owner"]["bootId"] = json!("00000000-0000-0000-0000-000000000000");
@@ -147,7 +191,11 @@ fn a_run_directory_of_an_earlier_boot_stops_no_pod() {
     for container in ["c2", "c3"] {
         host.cni("ADD", container, &next, &config).ok();
         host.cni("DEL", container, &next, &config).ok();
-        assert!(host.pending().is_empty(), "{container}: {:?}", host.pending());
+        assert!(
+            host.pending().is_empty(),
+            "{container}: {:?}",
+            host.pending()
+        );
     }
     assert_eq!(host.snapshot(), before);
 }

@@ -1,5 +1,5 @@
-//! What the kernel refuses to a call of a plugin. The tracer puts another system call into the place of one that the
-//! plugin makes, as a fault of the program would.
+//! What the kernel refuses to a call of a plugin. The tracer puts another system call into the
+//! place of one that the plugin makes, as a fault of the program would.
 
 use std::fs;
 use std::path::PathBuf;
@@ -66,7 +66,9 @@ fn limits(point: Point) -> (bool, bool) {
 
 #[test]
 fn a_call_that_rail_ipam_never_makes_is_refused_and_told() {
-    let Some(bench) = Bench::new("confine::calls", json!({})) else { return };
+    let Some(bench) = Bench::new("confine::calls", json!({})) else {
+        return;
+    };
     let inet = u64::try_from(libc::AF_INET).unwrap();
     for (number, arguments) in [
         (libc::SYS_execve, [0; 3]),
@@ -81,7 +83,10 @@ fn a_call_that_rail_ipam_never_makes_is_refused_and_told() {
             Fate::Becomes(number, arguments)
         });
         let msg = ran.msg();
-        assert!(msg.contains(PLAN) && msg.contains("Operation not permitted"), "{number}: {msg}");
+        assert!(
+            msg.contains(PLAN) && msg.contains("Operation not permitted"),
+            "{number}: {msg}"
+        );
         bench.end();
     }
 }
@@ -89,7 +94,9 @@ fn a_call_that_rail_ipam_never_makes_is_refused_and_told() {
 /// `confine` of node.json is the way out where a limit is wrong.
 #[test]
 fn the_switch_of_node_json_takes_the_limits_away() {
-    let Some(bench) = Bench::new("confine::switch", json!({"confine": false})) else { return };
+    let Some(bench) = Bench::new("confine::switch", json!({"confine": false})) else {
+        return;
+    };
     bench
         .add(|point| {
             assert_eq!(limits(point), (false, false));
@@ -101,7 +108,9 @@ fn the_switch_of_node_json_takes_the_limits_away() {
 
 #[test]
 fn rail_cni_gives_up_what_no_plugin_needs() {
-    let Some(bench) = Bench::new("confine::cni", json!({})) else { return };
+    let Some(bench) = Bench::new("confine::cni", json!({})) else {
+        return;
+    };
     let call = bench.host.call("ADD", "c2", &bench.pod);
     let none = u64::MAX;
     for (number, arguments) in [
@@ -121,10 +130,17 @@ fn rail_cni_gives_up_what_no_plugin_needs() {
             // Once it is confined, rail-cni asks the kernel for its sockets.
             let is_it = !seen && point.number == libc::SYS_socket && limits(point).0;
             seen |= is_it;
-            if is_it { Fate::Becomes(number, arguments) } else { Fate::Made }
+            if is_it {
+                Fate::Becomes(number, arguments)
+            } else {
+                Fate::Made
+            }
         });
         let msg = traced.ran.msg();
-        assert!(seen && msg.contains("Operation not permitted"), "{number}: {msg}");
+        assert!(
+            seen && msg.contains("Operation not permitted"),
+            "{number}: {msg}"
+        );
     }
     call.run(&rail(0)).ok();
     bench.host.call("DEL", "c2", &bench.pod).run(&rail(0)).ok();
@@ -133,11 +149,23 @@ fn rail_cni_gives_up_what_no_plugin_needs() {
 /// cri-dockerd and nerdctl name a pod so.
 #[test]
 fn a_namespace_of_a_process_is_served_under_the_limits() {
-    let Some(bench) = Bench::new("confine::process", json!({})) else { return };
+    let Some(bench) = Bench::new("confine::process", json!({})) else {
+        return;
+    };
     let sleeper = Sleeper::new(Some(&bench.pod));
     let path = PathBuf::from(format!("/proc/{}/ns/net", sleeper.pid()));
     for _ in 0..2 {
-        bench.host.call("ADD", "c3", &path).ipam().run(&rail(0)).ok();
-        bench.host.call("DEL", "c3", &path).ipam().run(&rail(0)).ok();
+        bench
+            .host
+            .call("ADD", "c3", &path)
+            .ipam()
+            .run(&rail(0))
+            .ok();
+        bench
+            .host
+            .call("DEL", "c3", &path)
+            .ipam()
+            .run(&rail(0))
+            .ok();
     }
 }

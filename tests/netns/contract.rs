@@ -1,5 +1,5 @@
-//! The CNI contract, `tests/contract-items`: each test names the items that it holds to. What can be asked of any
-//! plugin, and says nothing of our own words and files, is asked by `conformance/`.
+//! The CNI contract, `tests/contract-items`: each test names the items that it holds to. What can
+//! be asked of any plugin, and says nothing of our own words and files, is asked by `conformance/`.
 //!
 //! | items | what | where |
 //! | --- | --- | --- |
@@ -66,7 +66,11 @@ impl Bench {
     /// A call of the program, for net1 of container c1.
     fn call(&self, verb: &str) -> Call {
         let call = self.host.call(verb, "c1", &self.pod);
-        if self.program == "rail-ipam" { call.ipam() } else { call }
+        if self.program == "rail-ipam" {
+            call.ipam()
+        } else {
+            call
+        }
     }
 
     /// ADD of net1 in container c1: its configuration with the result as `prevResult`.
@@ -80,7 +84,9 @@ impl Bench {
 /// Runs `check` for each program, on a host of its own.
 fn for_both(test: &str, check: impl Fn(&Bench)) {
     for program in ["rail-cni", "rail-ipam"] {
-        let Some(bench) = Bench::new(test, program) else { return };
+        let Some(bench) = Bench::new(test, program) else {
+            return;
+        };
         check(&bench);
     }
 }

@@ -1,5 +1,6 @@
-//! Every system call that may fail, and how: each in turn is made to fail, in each verb and in the commands that
-//! change something. Whatever fails, the answer is one of the protocol, and the next calls put everything right.
+//! Every system call that may fail, and how: each in turn is made to fail, in each verb and in the
+//! commands that change something. Whatever fails, the answer is one of the protocol, and the next
+//! calls put everything right.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs;
@@ -12,8 +13,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use nix::errno::Errno::{
-    self, EACCES, EAGAIN, EBUSY, EINTR, EINVAL, EIO, EMFILE, EMLINK, ENFILE, ENOBUFS, ENODEV, ENOLCK, ENOMEM,
-    ENOSPC, EPERM, EROFS, ETXTBSY, EXDEV,
+    self, EACCES, EAGAIN, EBUSY, EINTR, EINVAL, EIO, EMFILE, EMLINK, ENFILE, ENOBUFS, ENODEV,
+    ENOLCK, ENOMEM, ENOSPC, EPERM, EROFS, ETXTBSY, EXDEV,
 };
 use nix::libc;
 use nix::sys::signal::{Signal, kill};
@@ -53,7 +54,8 @@ enum Fault {
     Refused(Errno),
 }
 
-/// The number of a netlink request, and whether it is a question; `None` where the datagram has several.
+/// The number of a netlink request, and whether it is a question; `None` where the datagram has
+/// several.
 fn request(sent: &[u8]) -> Option<(u16, bool)> {
     let length = u32::from_ne_bytes(sent.get(..4)?.try_into().ok()?);
     let kind = u16::from_ne_bytes(sent.get(4..6)?.try_into().ok()?);
@@ -62,14 +64,15 @@ fn request(sent: &[u8]) -> Option<(u16, bool)> {
     is_one.then_some((kind, kind >= 16 && kind % 4 == 2))
 }
 
-/// What may realistically become of a call, by the manual page of the call; `None` where nobody has thought about it.
+/// What may realistically become of a call, by the manual page of the call; `None` where nobody has
+/// thought about it.
 fn faults(point: &Point) -> Option<Vec<Fault>> {
     let fail = |errnos: &[Errno]| errnos.iter().copied().map(Fault::Fails).collect::<Vec<_>>();
     let [_, _, third] = point.arguments;
     let all = match point.number {
         libc::SYS_openat => {
-            let is_change =
-                i32::try_from(third).is_ok_and(|flags| flags & (libc::O_CREAT | libc::O_WRONLY) != 0);
+            let is_change = i32::try_from(third)
+                .is_ok_and(|flags| flags & (libc::O_CREAT | libc::O_WRONLY) != 0);
             let mut all = fail(&[EMFILE, ENFILE, ENOMEM, EIO, EACCES, EINTR]);
             if is_change {
                 all.extend(fail(&[ENOSPC, EROFS]));
@@ -77,12 +80,16 @@ fn faults(point: &Point) -> Option<Vec<Fault>> {
             all
         }
         libc::SYS_open => fail(&[EMFILE, ENFILE, ENOMEM, EIO, EACCES, EINTR]),
-        libc::SYS_read | libc::SYS_pread64 => {
-            [fail(&[EIO, EINTR]), vec![Fault::Halved; usize::from(third > 1)]].concat()
-        }
-        libc::SYS_write => {
-            [fail(&[ENOSPC, EIO, EINTR]), vec![Fault::Halved; usize::from(third > 1)]].concat()
-        }
+        libc::SYS_read | libc::SYS_pread64 => [
+            fail(&[EIO, EINTR]),
+            vec![Fault::Halved; usize::from(third > 1)],
+        ]
+        .concat(),
+        libc::SYS_write => [
+            fail(&[ENOSPC, EIO, EINTR]),
+            vec![Fault::Halved; usize::from(third > 1)],
+        ]
+        .concat(),
         libc::SYS_unlinkat | libc::SYS_unlink => fail(&[EIO, EROFS, EACCES, EBUSY, ENOMEM]),
         libc::SYS_renameat | libc::SYS_rename => fail(&[ENOSPC, EIO, EROFS, EACCES, EBUSY]),
         libc::SYS_renameat2 => fail(&[ENOSPC, EIO, EROFS, EINVAL, EXDEV, EBUSY]),
@@ -106,7 +113,9 @@ fn faults(point: &Point) -> Option<Vec<Fault>> {
         }
         libc::SYS_recvfrom => fail(&[EINTR, ENOBUFS, ENOMEM, EAGAIN]),
         libc::SYS_setns | libc::SYS_unshare => fail(&[ENOMEM, EPERM]),
-        libc::SYS_clone | libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_fork => fail(&[EAGAIN, ENOMEM]),
+        libc::SYS_clone | libc::SYS_clone3 | libc::SYS_vfork | libc::SYS_fork => {
+            fail(&[EAGAIN, ENOMEM])
+        }
         libc::SYS_execve => fail(&[ETXTBSY, EACCES, ENOMEM, EIO]),
         libc::SYS_wait4 | libc::SYS_waitid | libc::SYS_clock_nanosleep => fail(&[EINTR]),
         libc::SYS_poll | libc::SYS_ppoll => fail(&[EINTR, ENOMEM]),
@@ -117,7 +126,9 @@ fn faults(point: &Point) -> Option<Vec<Fault>> {
         libc::SYS_newfstatat | libc::SYS_statx | libc::SYS_fstat => fail(&[EIO, ENOMEM, EACCES]),
         libc::SYS_fstatfs | libc::SYS_statfs => fail(&[EIO, EINTR]),
         libc::SYS_readlinkat | libc::SYS_readlink => fail(&[EIO, ENOMEM, EACCES]),
-        libc::SYS_faccessat | libc::SYS_faccessat2 | libc::SYS_access => fail(&[EIO, EROFS, EACCES]),
+        libc::SYS_faccessat | libc::SYS_faccessat2 | libc::SYS_access => {
+            fail(&[EIO, EROFS, EACCES])
+        }
         libc::SYS_fcntl => fail(&[EMFILE, EINTR]),
         libc::SYS_ioctl => fail(&[ENODEV, EPERM, ENOMEM]),
         libc::SYS_getrandom => fail(&[EINTR]),
@@ -130,8 +141,8 @@ fn faults(point: &Point) -> Option<Vec<Fault>> {
     Some(all)
 }
 
-/// Whether it is a call of futex(2) that waits. A signal interrupts such a one only: a wake-up that is not made is a fault
-/// that no kernel has, and whoever waits for it waits for ever.
+/// Whether it is a call of futex(2) that waits. A signal interrupts such a one only: a wake-up that
+/// is not made is a fault that no kernel has, and whoever waits for it waits for ever.
 fn waits(point: &Point) -> bool {
     [libc::FUTEX_WAIT, libc::FUTEX_WAIT_BITSET]
         .iter()
@@ -141,10 +152,15 @@ fn waits(point: &Point) -> bool {
 /// The kernel's refusal of the request `sent`.
 fn refusal(sent: &[u8], errno: Errno) -> Vec<u8> {
     let sequence = u32::from_ne_bytes(sent[8..12].try_into().unwrap());
-    message(2, sequence, &[&(-(errno as i32)).to_ne_bytes()[..], &sent[..16]].concat())
+    message(
+        2,
+        sequence,
+        &[&(-(errno as i32)).to_ne_bytes()[..], &sent[..16]].concat(),
+    )
 }
 
-/// Which call fails, and how: the calls of one number are counted, because those of all differ a little from run to run.
+/// Which call fails, and how: the calls of one number are counted, because those of all differ a
+/// little from run to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Case {
     number: i64,
@@ -171,15 +187,23 @@ struct Faulted {
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs the call of `story` and lets `case` happen in it. `see` gets every call that may fail.
-#[expect(clippy::zombie_processes, reason = "the tracer waits for every process")]
+#[expect(
+    clippy::zombie_processes,
+    reason = "the tracer waits for every process"
+)]
 fn run<S: Story>(story: &S, case: Option<Case>, mut see: impl FnMut(&Point, usize)) -> Faulted {
     let (call, config) = story.call();
     let mut child = call.under(&WAITING).command().spawn().unwrap();
     // One that is made to fail early does not read.
-    let _ = child.stdin.take().unwrap().write_all(config.to_string().as_bytes());
+    let _ = child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(config.to_string().as_bytes());
     let pid = Pid::from_raw(child.id().cast_signed());
     let mut counts: HashMap<i64, usize> = HashMap::new();
-    // The loader's calls are not ours. The first call of a Rust program is a poll of its three standard files.
+    // The loader's calls are not ours. The first call of a Rust program is a poll of its three
+    // standard files.
     let mut loading = HashSet::from([pid]);
     let (mut what, mut is_mute, mut may_be_astray) = (None, false, false);
     let mut halved = None;
@@ -205,9 +229,9 @@ fn run<S: Story>(story: &S, case: Option<Case>, mut see: impl FnMut(&Point, usiz
             see(&point, *nth);
             let is_meant = |case: &Case| (case.number, case.nth) == (point.number, *nth);
             // Which thread waits, and which one wakes it, is not the same in each run.
-            let Some(case) =
-                case.filter(|case| is_meant(case) && (point.number != libc::SYS_futex || waits(&point)))
-            else {
+            let Some(case) = case.filter(|case| {
+                is_meant(case) && (point.number != libc::SYS_futex || waits(&point))
+            }) else {
                 return Fate::Made;
             };
             halved = (case.fault == Fault::Halved).then_some(point.count);
@@ -228,13 +252,34 @@ fn run<S: Story>(story: &S, case: Option<Case>, mut see: impl FnMut(&Point, usiz
         traced
     });
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-    child.stdout.take().unwrap().read_to_end(&mut stdout).unwrap();
-    child.stderr.take().unwrap().read_to_end(&mut stderr).unwrap();
+    child
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_end(&mut stdout)
+        .unwrap();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_end(&mut stderr)
+        .unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let what = what.filter(|_| halved.is_none_or(|count| !traced.unread.contains(&count)));
-    let ran = Ran { status: traced.status, stdout: text(stdout), stderr: text(stderr) };
+    let ran = Ran {
+        status: traced.status,
+        stdout: text(stdout),
+        stderr: text(stderr),
+    };
     let has_begun = !loading.contains(&pid);
-    Faulted { ran, what, has_begun, is_mute, may_be_astray, unread: traced.unread }
+    Faulted {
+        ran,
+        what,
+        has_begun,
+        is_mute,
+        may_be_astray,
+        unread: traced.unread,
+    }
 }
 
 /// What is tried of one verb or command.
@@ -253,7 +298,8 @@ trait Story: Sized {
     fn begin(&self);
     /// The call.
     fn call(&self) -> (Call, Value);
-    /// Judges how the call ended in which something failed; afterwards [`Story::begin`] is possible again.
+    /// Judges how the call ended in which something failed; afterwards [`Story::begin`] is possible
+    /// again.
     fn judge(&self, faulted: &Faulted);
 }
 
@@ -267,8 +313,14 @@ fn is_clean(faulted: &Faulted) {
         1 if *is_mute => (),
         1 => {
             let error = ran.json();
-            assert!(error["code"].as_u64().is_some_and(|code| code > 0), "{ran:?}");
-            assert!(error["msg"].as_str().is_some_and(|msg| !msg.is_empty()), "{ran:?}");
+            assert!(
+                error["code"].as_u64().is_some_and(|code| code > 0),
+                "{ran:?}"
+            );
+            assert!(
+                error["msg"].as_str().is_some_and(|msg| !msg.is_empty()),
+                "{ran:?}"
+            );
             assert!(error["cniVersion"].is_string(), "{ran:?}");
         }
         other => panic!("exit status {other}: {ran:?}"),
@@ -293,49 +345,91 @@ fn cases<S: Story>(story: &S) -> Vec<Case> {
     let (mut all, mut unthought) = (Vec::new(), BTreeSet::new());
     let whole = run(story, None, |point, nth| match faults(point) {
         Some(faults) => {
-            let case = |fault| (point.count, Case { number: point.number, nth, fault });
+            let case = |fault| {
+                (
+                    point.count,
+                    Case {
+                        number: point.number,
+                        nth,
+                        fault,
+                    },
+                )
+            };
             all.extend(faults.into_iter().map(case));
         }
         None => drop(unthought.insert(point.number)),
     });
-    assert!(unthought.is_empty(), "what may become of the system calls {unthought:?}? See `faults`");
+    assert!(
+        unthought.is_empty(),
+        "what may become of the system calls {unthought:?}? See `faults`"
+    );
     assert_eq!(whole.ran.status, S::STATUS, "{:?}", whole.ran);
-    assert!(whole.has_begun, "the process makes no poll: when do its own calls begin?");
+    assert!(
+        whole.has_begun,
+        "the process makes no poll: when do its own calls begin?"
+    );
     story.judge(&whole);
     all.retain(|(count, case)| case.fault != Fault::Halved || !whole.unread.contains(count));
     all.into_iter().map(|(_, case)| case).collect()
 }
 
-/// Tries the faults of a story, on as many hosts at once as there are processors. Without `--nightly`, about `most`.
+/// Tries the faults of a story, on as many hosts at once as there are processors. Without
+/// `--nightly`, about `most`.
 fn sweep<S: Story>(test: &str, most: usize) {
     let Some(first) = S::new(test) else { return };
     if !crate::trace::is_allowed(test) || !crate::trace::can_fail(test) {
         return;
     }
-    // How often a process looks whether another one has ended is not the same in each run, and more on a busy machine.
+    // How often a process looks whether another one has ended is not the same in each run, and more
+    // on a busy machine.
     let mut all = cases(&first);
     for _ in 0..4 {
         let again = cases(&first);
         all.retain(|case| again.contains(case));
     }
-    let points = all.iter().map(|case| (case.number, case.nth)).collect::<BTreeSet<_>>().len();
+    let points = all
+        .iter()
+        .map(|case| (case.number, case.nth))
+        .collect::<BTreeSet<_>>()
+        .len();
     // A tracer that sees nothing, or not those who do the work, would find nothing wrong.
-    assert!(points >= S::LEAST, "{test}: {points} system calls that may fail, and not {}", S::LEAST);
+    assert!(
+        points >= S::LEAST,
+        "{test}: {points} system calls that may fail, and not {}",
+        S::LEAST
+    );
     let kinds: HashSet<i64> = all.iter().map(|case| case.number).collect();
-    let unseen: Vec<_> = S::KINDS.iter().filter(|number| !kinds.contains(number)).collect();
-    assert!(unseen.is_empty(), "{test}: nothing fails of the system calls {unseen:?}, which it makes");
+    let unseen: Vec<_> = S::KINDS
+        .iter()
+        .filter(|number| !kinds.contains(number))
+        .collect();
+    assert!(
+        unseen.is_empty(),
+        "{test}: nothing fails of the system calls {unseen:?}, which it makes"
+    );
     drop(first);
     let is_nightly = std::env::var("RAIL_TEST_MODE").is_ok_and(|mode| mode == "nightly");
-    let only = std::env::var("RAIL_ERRNO_CASE").ok().map(|text| text.parse::<usize>().unwrap());
-    let step = if is_nightly { 1 } else { all.len().div_ceil(most) };
+    let only = std::env::var("RAIL_ERRNO_CASE")
+        .ok()
+        .map(|text| text.parse::<usize>().unwrap());
+    let step = if is_nightly {
+        1
+    } else {
+        all.len().div_ceil(most)
+    };
     let chosen: Vec<(usize, Case)> = match only {
         Some(only) => vec![(only, all[only])],
         // What a path leads to decides what is taken for the pod's: all of these are few.
         None => sample(all.iter().copied().enumerate().filter(|(index, case)| {
-            index.is_multiple_of(step) || [libc::SYS_readlink, libc::SYS_readlinkat].contains(&case.number)
+            index.is_multiple_of(step)
+                || [libc::SYS_readlink, libc::SYS_readlinkat].contains(&case.number)
         })),
     };
-    let (next, missed, failures) = (AtomicUsize::new(0), AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let (next, missed, failures) = (
+        AtomicUsize::new(0),
+        AtomicUsize::new(0),
+        Mutex::new(Vec::new()),
+    );
     let worker = || {
         let mut story = S::new(test).unwrap();
         while let Some((number, case)) = chosen.get(next.fetch_add(1, Ordering::Relaxed)).copied() {
@@ -353,7 +447,10 @@ fn sweep<S: Story>(test: &str, most: usize) {
                 story.judge(&faulted);
             });
             if catch_unwind(work).is_err() {
-                failures.lock().unwrap().push(format!("case {number}: {case:?}: {happened:?}"));
+                failures
+                    .lock()
+                    .unwrap()
+                    .push(format!("case {number}: {case:?}: {happened:?}"));
                 story = S::new(test).unwrap();
             }
         }
@@ -369,12 +466,23 @@ fn sweep<S: Story>(test: &str, most: usize) {
         chosen.len() - missed,
         all.len(),
     );
-    assert!(failures.is_empty(), "{} of {}:\n{}", failures.len(), chosen.len(), failures.join("\n"));
-    assert!(missed <= 1 + chosen.len() / 50, "{missed} of {} did not come up again", chosen.len());
+    assert!(
+        failures.is_empty(),
+        "{} of {}:\n{}",
+        failures.len(),
+        chosen.len(),
+        failures.join("\n")
+    );
+    assert!(
+        missed <= 1 + chosen.len() / 50,
+        "{missed} of {} did not come up again",
+        chosen.len()
+    );
 }
 
-/// A verb of rail-cni, with rail-ipam, which is a process of its own if `IS_COPY`. Beside the pods of the bench there is a neighbour, another pod with another rail of
-/// the same network: whatever fails, it keeps its rail.
+/// A verb of rail-cni, with rail-ipam, which is a process of its own if `IS_COPY`. Beside the pods
+/// of the bench there is a neighbour, another pod with another rail of the same network: whatever
+/// fails, it keeps its rail.
 struct Verb<const V: char, const IS_COPY: bool = false> {
     bench: Bench,
     neighbour: PathBuf,
@@ -406,11 +514,21 @@ impl<const V: char, const IS_COPY: bool> Verb<V, IS_COPY> {
         let Bench { host, .. } = &self.bench;
         let show = |what| host.ip_in(&self.neighbour, what);
         let files = [host.records(), host.leases()].concat();
-        let files: Vec<_> = files.iter().map(|file| fs::read_to_string(file).unwrap()).collect();
-        json!([self.bench.state(), show("-4 -br addr"), show("-4 route show table all"), show("rule"), files])
+        let files: Vec<_> = files
+            .iter()
+            .map(|file| fs::read_to_string(file).unwrap())
+            .collect();
+        json!([
+            self.bench.state(),
+            show("-4 -br addr"),
+            show("-4 route show table all"),
+            show("rule"),
+            files
+        ])
     }
 
-    /// The device is on the host, although its pod lives and its record is there: somebody took it out.
+    /// The device is on the host, although its pod lives and its record is there: somebody took it
+    /// out.
     fn take_out(&self) {
         let Bench { host, pods, .. } = &self.bench;
         let out = crate::harness::Sleeper::new(None);
@@ -418,14 +536,23 @@ impl<const V: char, const IS_COPY: bool> Verb<V, IS_COPY> {
     }
 
     fn is_in_pod(&self) -> bool {
-        self.bench.host.ip_in(&self.bench.pods[0], "link").contains("net1")
+        self.bench
+            .host
+            .ip_in(&self.bench.pods[0], "link")
+            .contains("net1")
     }
 
     fn pending(&self) -> Vec<String> {
-        self.bench.host.pending().iter().map(|file| fs::read_to_string(file).unwrap()).collect()
+        self.bench
+            .host
+            .pending()
+            .iter()
+            .map(|file| fs::read_to_string(file).unwrap())
+            .collect()
     }
 
-    /// Whether nothing of c1 is left, or what is left is written down as owed, and is not in the pod.
+    /// Whether nothing of c1 is left, or what is left is written down as owed, and is not in the
+    /// pod.
     fn is_settled(&self) -> bool {
         !self.is_in_pod() && (!self.pending().is_empty() || self.state() == self.free)
     }
@@ -442,7 +569,11 @@ impl<const V: char, const IS_COPY: bool> Verb<V, IS_COPY> {
         let lines = [before, &now].map(|state| format!("{state:#}"));
         let of = |one: usize| {
             let is_new = |line: &&str| !lines[1 - one].lines().any(|other| other == *line);
-            lines[one].lines().filter(is_new).map(str::trim).collect::<Vec<_>>()
+            lines[one]
+                .lines()
+                .filter(is_new)
+                .map(str::trim)
+                .collect::<Vec<_>>()
         };
         let debts = self.pending();
         assert!(
@@ -456,7 +587,9 @@ impl<const V: char, const IS_COPY: bool> Verb<V, IS_COPY> {
 
     /// Nothing fails any more: everything is put right.
     fn puts_right(&self, faulted: &Faulted) {
-        let Bench { host, pods, config, .. } = &self.bench;
+        let Bench {
+            host, pods, config, ..
+        } = &self.bench;
         self.bench.call("DEL", 0).ok();
         assert!(!self.is_in_pod());
         let added = self.bench.call("ADD", 0).ok().json();
@@ -485,7 +618,11 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
         _ => 0,
     };
     // It looks again and again for 3 s, and each time in the same way.
-    const ENOUGH: Option<i64> = if V == TAKEN { Some(libc::SYS_clock_nanosleep) } else { None };
+    const ENOUGH: Option<i64> = if V == TAKEN {
+        Some(libc::SYS_clock_nanosleep)
+    } else {
+        None
+    };
 
     const LEAST: usize = match V {
         ADD | GC | REAP => 250,
@@ -517,9 +654,13 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
             libc::SYS_recvfrom,
             libc::SYS_setns,
         ],
-        CHECK | DIFFERS => {
-            &[libc::SYS_openat, libc::SYS_read, libc::SYS_sendto, libc::SYS_recvfrom, libc::SYS_setns]
-        }
+        CHECK | DIFFERS => &[
+            libc::SYS_openat,
+            libc::SYS_read,
+            libc::SYS_sendto,
+            libc::SYS_recvfrom,
+            libc::SYS_setns,
+        ],
         TAKEN => &[
             libc::SYS_openat,
             libc::SYS_read,
@@ -540,9 +681,18 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
         bench.host.add_rail(1);
         bench.host.make_vf(1, "mlx5_core");
         let neighbour = bench.host.add_netns("neighbour");
-        let of_network = json!({"name": bench.config["name"], "device": "", "deviceID": vf_address(1)});
-        bench.host.cni("ADD", "neighbour", &neighbour, &with(rail(1), of_network)).ok();
-        let mut verb = Verb { bench, neighbour, free: Value::Null, settled: Value::Null };
+        let of_network =
+            json!({"name": bench.config["name"], "device": "", "deviceID": vf_address(1)});
+        bench
+            .host
+            .cni("ADD", "neighbour", &neighbour, &with(rail(1), of_network))
+            .ok();
+        let mut verb = Verb {
+            bench,
+            neighbour,
+            free: Value::Null,
+            settled: Value::Null,
+        };
         verb.free = verb.state();
         if Self::LOOKS {
             verb.bench.call("ADD", 0).ok();
@@ -569,7 +719,9 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
     }
 
     fn call(&self) -> (Call, Value) {
-        let Bench { host, pods, config, .. } = &self.bench;
+        let Bench {
+            host, pods, config, ..
+        } = &self.bench;
         let verb = |verb| host.call(verb, "c1", &pods[0]);
         match V {
             ADD => (verb("ADD"), config.clone()),
@@ -578,7 +730,10 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
             STATUS => (verb("STATUS"), config.clone()),
             UNPLANNED => {
                 let ipam = json!({"type": "rail-ipam", "pool": "rail-0,rail-9"});
-                (verb("STATUS"), with(config.clone(), json!({ "ipam": ipam })))
+                (
+                    verb("STATUS"),
+                    with(config.clone(), json!({ "ipam": ipam })),
+                )
             }
             CHECK | DIFFERS => (verb("CHECK"), self.added()),
             TAKEN => (host.call("ADD", "c2", &pods[1]), config.clone()),
@@ -599,7 +754,8 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
             assert!(!is_ok || Self::STATUS == 0, "{ran:?}");
             self.is(&self.settled, faulted);
             if V == TAKEN {
-                host.cni("CHECK", "c1", &self.bench.pods[0], &self.added()).ok();
+                host.cni("CHECK", "c1", &self.bench.pods[0], &self.added())
+                    .ok();
             }
             return;
         }
@@ -611,7 +767,8 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
             ADD => {
                 assert_eq!(self.is_in_pod(), is_ok, "{ran:?}");
                 if is_ok {
-                    let printed = with(self.bench.config.clone(), json!({"prevResult": ran.json()}));
+                    let printed =
+                        with(self.bench.config.clone(), json!({"prevResult": ran.json()}));
                     host.cni("CHECK", "c1", &self.bench.pods[0], &printed).ok();
                 } else {
                     self.is(&self.free, faulted);
@@ -621,7 +778,10 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
             // What it cannot look at may belong to a pod that lives.
             GC if is_ok => {
                 let is_kept = ran.stderr.contains("net1 of container c1");
-                assert!(is_kept && self.is_on_record() || self.is_settled(), "{ran:?}");
+                assert!(
+                    is_kept && self.is_on_record() || self.is_settled(),
+                    "{ran:?}"
+                );
             }
             REAP if is_ok => self.is(&self.free, faulted),
             _ => assert!(self.is_on_record() || self.is_settled(), "{ran:?}"),
@@ -659,10 +819,15 @@ impl<const C: char> Command<C> {
     /// Whether c1 has the addresses all the time, so that the call is refused.
     const IS_HELD: bool = matches!(C, HELD | OUTSIDE);
 
-    /// Where an address is held, nothing but that stops the call: a second one would, when the look at the first has failed.
+    /// Where an address is held, nothing but that stops the call: a second one would, when the look
+    /// at the first has failed.
     fn network() -> Value {
         let ipam = json!({"type": "rail-ipam", "pool": "rail-0"});
-        if Self::IS_HELD { with(store::network(), json!({ "ipam": ipam })) } else { store::network() }
+        if Self::IS_HELD {
+            with(store::network(), json!({ "ipam": ipam }))
+        } else {
+            store::network()
+        }
     }
 
     fn of_plan(&self, number: u8) -> Files {
@@ -672,7 +837,12 @@ impl<const C: char> Command<C> {
 
     /// Leases of all pools, and what is in them.
     fn leases(&self) -> Files {
-        let read = |file: &PathBuf| (file.display().to_string(), fs::read_to_string(file).unwrap());
+        let read = |file: &PathBuf| {
+            (
+                file.display().to_string(),
+                fs::read_to_string(file).unwrap(),
+            )
+        };
         self.store.host.leases().iter().map(read).collect()
     }
 }
@@ -697,9 +867,13 @@ impl<const C: char> Story for Command<C> {
             libc::SYS_unlinkat,
             libc::SYS_syncfs,
         ],
-        RELEASE | UNLEASE => {
-            &[libc::SYS_openat, libc::SYS_read, libc::SYS_write, libc::SYS_flock, libc::SYS_unlinkat]
-        }
+        RELEASE | UNLEASE => &[
+            libc::SYS_openat,
+            libc::SYS_read,
+            libc::SYS_write,
+            libc::SYS_flock,
+            libc::SYS_unlinkat,
+        ],
         LEASE => &[
             libc::SYS_openat,
             libc::SYS_read,
@@ -708,11 +882,19 @@ impl<const C: char> Story for Command<C> {
             libc::SYS_mkdirat,
             libc::SYS_renameat,
         ],
-        _ => &[libc::SYS_openat, libc::SYS_read, libc::SYS_write, libc::SYS_flock],
+        _ => &[
+            libc::SYS_openat,
+            libc::SYS_read,
+            libc::SYS_write,
+            libc::SYS_flock,
+        ],
     };
 
     fn new(test: &str) -> Option<Self> {
-        let mut command = Command { store: Store::new(test)?, settled: [Files::new(), Files::new()] };
+        let mut command = Command {
+            store: Store::new(test)?,
+            settled: [Files::new(), Files::new()],
+        };
         let Command { store, .. } = &command;
         // The call that is swept is not the first ever: the directories are there.
         store.import(1, &[]).ok();
@@ -741,8 +923,16 @@ impl<const C: char> Story for Command<C> {
             IMPORT | OUTSIDE => (self.store.importer(2, &[]), Value::Null),
             PLAN => {
                 let file = self.store.manifests(2).display().to_string();
-                let args =
-                    ["plan", &file, "--all-nodes", "--allow", "missing-rail", "--prune", "--to", "store"];
+                let args = [
+                    "plan",
+                    &file,
+                    "--all-nodes",
+                    "--allow",
+                    "missing-rail",
+                    "--prune",
+                    "--to",
+                    "store",
+                ];
                 of_commands(&args)
             }
             RELEASE => of_commands(&["release", "--container", "c1", "--force"]),
@@ -761,7 +951,12 @@ impl<const C: char> Story for Command<C> {
         }
         if Self::IS_HELD {
             assert!(!is_ok, "{:?}", faulted.ran);
-            assert_eq!([self.store.files(), self.leases()], self.settled, "{:?}", faulted.ran);
+            assert_eq!(
+                [self.store.files(), self.leases()],
+                self.settled,
+                "{:?}",
+                faulted.ran
+            );
             return;
         }
         match C {
@@ -770,26 +965,47 @@ impl<const C: char> Story for Command<C> {
                 let (old, new) = (self.of_plan(1), self.of_plan(2));
                 for node in ["node-1", "node-2", "node-3", "node-4"] {
                     let is = |files| store::of(&now, node) == store::of(files, node);
-                    assert!(is(&new) || (is(&old) && !is_ok), "{node}: {now:?}: {:?}", faulted.ran);
+                    assert!(
+                        is(&new) || (is(&old) && !is_ok),
+                        "{node}: {now:?}: {:?}",
+                        faulted.ran
+                    );
                 }
                 self.of_plan(1);
             }
             LEASE => {
                 // Of both pools or of none.
-                assert_eq!(self.store.host.leases().len(), if is_ok { 2 } else { 0 }, "{:?}", faulted.ran);
+                assert_eq!(
+                    self.store.host.leases().len(),
+                    if is_ok { 2 } else { 0 },
+                    "{:?}",
+                    faulted.ran
+                );
                 self.store.call("DEL", "c1").run(&Self::network()).ok();
             }
             _ => {
-                assert!(self.store.host.leases().is_empty() || !is_ok, "{:?}", faulted.ran);
+                assert!(
+                    self.store.host.leases().is_empty() || !is_ok,
+                    "{:?}",
+                    faulted.ran
+                );
                 let (call, config) = self.call();
                 let again = call.run(&config);
                 assert!(again.status == 0 || C == RELEASE, "{again:?}");
             }
         }
-        assert!(self.store.host.leases().is_empty(), "{:?}", self.store.host.leases());
+        assert!(
+            self.store.host.leases().is_empty(),
+            "{:?}",
+            self.store.host.leases()
+        );
         self.store.call("ADD", "c2").run(&Self::network()).ok();
         self.store.call("DEL", "c2").run(&Self::network()).ok();
-        assert!(self.store.host.leases().is_empty(), "{:?}", self.store.host.leases());
+        assert!(
+            self.store.host.leases().is_empty(),
+            "{:?}",
+            self.store.host.leases()
+        );
     }
 }
 

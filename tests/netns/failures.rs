@@ -1,5 +1,6 @@
-//! What goes wrong on a node: IPAM plugins that misbehave, a full or read-only /run, damaged files, locks that
-//! are held, calls that overlap, devices and names that vanish. Items are those of the CNI contract.
+//! What goes wrong on a node: IPAM plugins that misbehave, a full or read-only /run, damaged files,
+//! locks that are held, calls that overlap, devices and names that vanish. Items are those of the
+//! CNI contract.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -35,10 +36,16 @@ impl Rig {
         host.ip("link property add dev vf0 altname enp1s0v0");
         let pods = [host.add_netns("c1"), host.add_netns("c2")];
         let before = host.snapshot();
-        Some(Rig { host, pods, config: rail(0), before })
+        Some(Rig {
+            host,
+            pods,
+            config: rail(0),
+            before,
+        })
     }
 
-    /// With a stand-in as IPAM that runs `add` for ADD and `del` for DEL, and writes down each call.
+    /// With a stand-in as IPAM that runs `add` for ADD and `del` for DEL, and writes down each
+    /// call.
     fn with_ipam(test: &str, add: &str, del: &str) -> Option<Rig> {
         let mut rig = Rig::new(test)?;
         rig.set_ipam(add, del);
@@ -82,13 +89,23 @@ impl Rig {
     fn start(&self, verb: &str, pod: usize) -> Child {
         use std::io::Write as _;
         let mut child = self.call(verb, pod).command().spawn().unwrap();
-        child.stdin.take().unwrap().write_all(self.config.to_string().as_bytes()).unwrap();
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(self.config.to_string().as_bytes())
+            .unwrap();
         child
     }
 
     fn links(&self, pod: usize) -> Vec<String> {
         let links = self.host.json(Some(&self.pods[pod]), "link");
-        links.as_array().unwrap().iter().map(|link| link["ifname"].as_str().unwrap().to_owned()).collect()
+        links
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|link| link["ifname"].as_str().unwrap().to_owned())
+            .collect()
     }
 
     #[track_caller]
@@ -116,7 +133,10 @@ impl Rig {
 
     fn reap_with(&self, args: &[&str]) -> Ran {
         let mut command = Command::new(harness::railctl());
-        command.arg("reap").args(args).env("RAIL_CNI_NODE_CONFIG", self.host.path("node.json"));
+        command
+            .arg("reap")
+            .args(args)
+            .env("RAIL_CNI_NODE_CONFIG", self.host.path("node.json"));
         command.output().unwrap().into()
     }
 
@@ -126,7 +146,8 @@ impl Rig {
     }
 }
 
-/// Waits for what another process does; the caller's test hangs, and is seen to, if that never comes.
+/// Waits for what another process does; the caller's test hangs, and is seen to, if that never
+/// comes.
 fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) {
     for _ in 0..12_000 {
         if is_there() {
@@ -139,7 +160,8 @@ fn wait_for(what: &str, mut is_there: impl FnMut() -> bool) {
 
 fn is_running(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }
 
 fn pid_in(file: &Path) -> i32 {
@@ -160,9 +182,14 @@ fn ended(child: Child) -> Ran {
 #[test]
 fn an_ipam_that_refuses_is_quoted_and_told_del() {
     let error = r#"echo '{"cniVersion":"1.0.0","code":111,"msg":"pool is empty","details":"of 2"}'; exit 1"#;
-    let Some(mut rig) = Rig::with_ipam("refuses", error, "true") else { return };
+    let Some(mut rig) = Rig::with_ipam("refuses", error, "true") else {
+        return;
+    };
     let json = rig.add().error(111);
-    assert_eq!((json["msg"].as_str(), json["details"].as_str()), (Some("pool is empty"), Some("of 2")));
+    assert_eq!(
+        (json["msg"].as_str(), json["details"].as_str()),
+        (Some("pool is empty"), Some("of 2"))
+    );
     assert_eq!(rig.calls(), ["ADD", "DEL"]);
     rig.is_usable();
 }
@@ -178,23 +205,44 @@ fn an_ipam_that_answers_nonsense_is_named_and_told_del() {
         ("true", 6, ""),
         ("echo null", 6, "object"),
         ("echo '[]'", 6, "object"),
-        (r#"echo '{"cniVersion":"1.0.0"}{"cniVersion":"1.0.0"}'"#, 6, ""),
+        (
+            r#"echo '{"cniVersion":"1.0.0"}{"cniVersion":"1.0.0"}'"#,
+            6,
+            "",
+        ),
         (r#"echo '{"cniVersion":"1.0.0","ips":[]}'"#, 7, "no address"),
         (r#"echo '{"cniVersion":"9.9.9","ips":[]}'"#, 1, "9.9.9"),
-        (r#"echo '{"cniVersion":"1.0.0","ips":[{"address":"172.16.0.0"}]}'"#, 6, "ips[0].address"),
-        (r#"echo '{"cniVersion":"1.0.0","ips":[{"address":"172.16.0.0/33"}]}'"#, 6, "ips[0].address"),
-        (r#"echo '{"cniVersion":"1.0.0","ips":[{"address":"172.16.0.0/31","gateway":"x"}]}'"#, 6, "gateway"),
+        (
+            r#"echo '{"cniVersion":"1.0.0","ips":[{"address":"172.16.0.0"}]}'"#,
+            6,
+            "ips[0].address",
+        ),
+        (
+            r#"echo '{"cniVersion":"1.0.0","ips":[{"address":"172.16.0.0/33"}]}'"#,
+            6,
+            "ips[0].address",
+        ),
+        (
+            r#"echo '{"cniVersion":"1.0.0","ips":[{"address":"172.16.0.0/31","gateway":"x"}]}'"#,
+            6,
+            "gateway",
+        ),
         (r#"echo '{"cniVersion":"1.0.0","ips":"none"}'"#, 6, "ips"),
         ("head -c 2000000 /dev/zero | tr '\\0' x", 999, "65536"),
     ];
-    let Some(mut rig) = Rig::with_ipam("nonsense", "true", "true") else { return };
+    let Some(mut rig) = Rig::with_ipam("nonsense", "true", "true") else {
+        return;
+    };
     let mut said = Vec::new();
     for (script, code, word) in table {
         let _ = fs::remove_file(rig.host.path("calls"));
         rig.set_ipam(script, "true");
         let added = rig.add();
         let msg = added.error(code)["msg"].as_str().unwrap().to_owned();
-        assert!(msg.contains("stand-in") && msg.contains(word), "{script}: {msg}");
+        assert!(
+            msg.contains("stand-in") && msg.contains(word),
+            "{script}: {msg}"
+        );
         said.push(msg);
         assert_eq!(rig.calls(), ["ADD", "DEL"], "{script}");
         rig.is_as_before();
@@ -203,7 +251,8 @@ fn an_ipam_that_answers_nonsense_is_named_and_told_del() {
     rig.is_usable();
 }
 
-/// tests/contract-items, item 110: addresses and routes that the kernel refuses, after the device has moved.
+/// tests/contract-items, item 110: addresses and routes that the kernel refuses, after the device
+/// has moved.
 #[test]
 fn what_the_kernel_does_not_take_is_undone_with_the_move() {
     let table = [
@@ -222,12 +271,18 @@ fn what_the_kernel_does_not_take_is_undone_with_the_move() {
             "10.0.0.0/8 …255.255.255.255 …100: Network is unreachable",
         ),
     ];
-    let Some(mut rig) = Rig::with_ipam("kernel_refuses", "true", "true") else { return };
+    let Some(mut rig) = Rig::with_ipam("kernel_refuses", "true", "true") else {
+        return;
+    };
     for (result, told) in table {
         rig.set_ipam(&format!("cat <<'END'\n{result}\nEND\n"), "true");
         let added = rig.add();
         assert_eq!(added.status, 1, "{result}: {added:?}");
-        assert!(golden::has(&added.msg(), told), "{result}: {told:?} is not in {:?}", added.msg());
+        assert!(
+            golden::has(&added.msg(), told),
+            "{result}: {told:?} is not in {:?}",
+            added.msg()
+        );
         rig.is_as_before();
     }
     rig.is_usable();
@@ -236,7 +291,9 @@ fn what_the_kernel_does_not_take_is_undone_with_the_move() {
 /// tests/contract-items, item 112. Slow: the deadline is 30 seconds.
 #[test]
 fn an_ipam_that_hangs_is_killed_with_what_it_started_and_told_del() {
-    let Some(mut rig) = Rig::with_ipam("hangs", "sleep 1000 & echo $! >child; wait", "true") else { return };
+    let Some(mut rig) = Rig::with_ipam("hangs", "sleep 1000 & echo $! >child; wait", "true") else {
+        return;
+    };
     let msg = rig.add().msg();
     assert!(msg.contains("stand-in"), "{msg}");
     let child = pid_in(&rig.host.path("child"));
@@ -245,11 +302,14 @@ fn an_ipam_that_hangs_is_killed_with_what_it_started_and_told_del() {
     rig.is_usable();
 }
 
-/// tests/contract-items, item 11: libcni waits until both outputs are closed. Here the call returns, for `run` reads both outputs to their end.
+/// tests/contract-items, item 11: libcni waits until both outputs are closed. Here the call
+/// returns, for `run` reads both outputs to their end.
 #[test]
 fn a_process_that_the_ipam_leaves_running_holds_nobody_up() {
     let leave = format!("sleep 60 & echo $! >child; {LEASE}");
-    let Some(rig) = Rig::with_ipam("leaves_a_child", &leave, "true") else { return };
+    let Some(rig) = Rig::with_ipam("leaves_a_child", &leave, "true") else {
+        return;
+    };
     rig.add().ok();
     let child = pid_in(&rig.host.path("child"));
     assert!(is_running(child), "the test shows nothing");
@@ -262,7 +322,9 @@ fn a_process_that_the_ipam_leaves_running_holds_nobody_up() {
 #[test]
 fn a_talkative_ipam_is_passed_on_and_does_not_block() {
     let talk = format!("head -c 2000000 /dev/zero | tr '\\0' x >&2; {LEASE}");
-    let Some(rig) = Rig::with_ipam("talkative", &talk, "true") else { return };
+    let Some(rig) = Rig::with_ipam("talkative", &talk, "true") else {
+        return;
+    };
     let added = rig.add().ok();
     // As much as a call may log, and what came after it is lost.
     let passed_on = added.stderr.matches('x').count();
@@ -276,7 +338,9 @@ fn a_talkative_ipam_is_passed_on_and_does_not_block() {
 #[test]
 fn an_ipam_reads_a_large_configuration_or_leaves_it() {
     for script in [LEASE.to_owned(), format!("wc -c >size; {LEASE}")] {
-        let Some(mut rig) = Rig::with_ipam("large", &script, "true") else { return };
+        let Some(mut rig) = Rig::with_ipam("large", &script, "true") else {
+            return;
+        };
         rig.config["args"] = json!({"x": "y".repeat(60_000)});
         rig.add().ok();
         if let Ok(size) = fs::read_to_string(rig.host.path("size")) {
@@ -287,15 +351,22 @@ fn an_ipam_reads_a_large_configuration_or_leaves_it() {
     }
 }
 
-/// tests/contract-items, item 112: an installer has the file open; it is done when the plugin is tried for the second
-/// time.
+/// tests/contract-items, item 112: an installer has the file open; it is done when the plugin is
+/// tried for the second time.
 #[test]
 fn an_ipam_that_is_being_replaced_is_tried_again() {
-    let Some(rig) = Rig::with_ipam("replaced", LEASE, "true") else { return };
+    let Some(rig) = Rig::with_ipam("replaced", LEASE, "true") else {
+        return;
+    };
     if !trace::is_allowed("failures::replaced") {
         return;
     }
-    let mut writer = Some(fs::File::options().append(true).open(rig.host.path("bin/stand-in")).unwrap());
+    let mut writer = Some(
+        fs::File::options()
+            .append(true)
+            .open(rig.host.path("bin/stand-in"))
+            .unwrap(),
+    );
     let mut tries = 0;
     let traced = trace::run(&rig.call("ADD", 0), &rig.config, |point| {
         if point.number == libc::SYS_execve {
@@ -314,8 +385,13 @@ fn an_ipam_that_is_being_replaced_is_tried_again() {
 
 #[test]
 fn an_ipam_that_is_being_replaced_for_long_is_named() {
-    let Some(mut rig) = Rig::with_ipam("replaced_for_long", LEASE, "true") else { return };
-    let writer = fs::File::options().append(true).open(rig.host.path("bin/stand-in")).unwrap();
+    let Some(mut rig) = Rig::with_ipam("replaced_for_long", LEASE, "true") else {
+        return;
+    };
+    let writer = fs::File::options()
+        .append(true)
+        .open(rig.host.path("bin/stand-in"))
+        .unwrap();
     let msg = rig.add().error(5)["msg"].to_string();
     assert!(msg.contains("stand-in"), "{msg}");
     // It never ran, so nothing is owed either.
@@ -324,16 +400,22 @@ fn an_ipam_that_is_being_replaced_for_long_is_named() {
     rig.is_usable();
 }
 
-/// tests/contract-items, item 80. A runtime asks once (Multus), or forgets the attachment: what the IPAM was not told
-/// is on file.
+/// tests/contract-items, item 80. A runtime asks once (Multus), or forgets the attachment: what the
+/// IPAM was not told is on file.
 #[test]
 fn del_succeeds_although_the_ipam_fails_and_the_address_is_owed() {
-    let refuse = r#"test ! -e broken || { echo '{"code":5,"msg":"lease file not found"}'; exit 1; }"#;
-    let Some(mut rig) = Rig::with_ipam("del_fails", LEASE, refuse) else { return };
+    let refuse =
+        r#"test ! -e broken || { echo '{"code":5,"msg":"lease file not found"}'; exit 1; }"#;
+    let Some(mut rig) = Rig::with_ipam("del_fails", LEASE, refuse) else {
+        return;
+    };
     rig.add().ok();
     fs::write(rig.host.path("broken"), "").unwrap();
     let deleted = rig.del().ok();
-    assert!(deleted.stderr.contains("pod default/pod, container c1"), "{deleted:?}");
+    assert!(
+        deleted.stderr.contains("pod default/pod, container c1"),
+        "{deleted:?}"
+    );
     assert_eq!(rig.host.snapshot()["links"], rig.before["links"]);
     assert_eq!(rig.links(0), ["lo"]);
     assert_eq!((rig.host.records().len(), rig.host.pending().len()), (0, 1));
@@ -343,7 +425,12 @@ fn del_succeeds_although_the_ipam_fails_and_the_address_is_owed() {
     rig.del().ok();
     let reaped = rig.reap();
     assert_eq!(reaped.status, 1, "{reaped:?}");
-    assert!(reaped.stdout.contains("pod default/pod, container c1 as net1"), "{reaped:?}");
+    assert!(
+        reaped
+            .stdout
+            .contains("pod default/pod, container c1 as net1"),
+        "{reaped:?}"
+    );
     fs::remove_file(rig.host.path("broken")).unwrap();
     let reaped = rig.reap().ok();
     assert!(reaped.stdout.contains("of pod default/pod"), "{reaped:?}");
@@ -352,7 +439,10 @@ fn del_succeeds_although_the_ipam_fails_and_the_address_is_owed() {
 
 #[test]
 fn the_error_of_add_is_told_although_undoing_fails_too() {
-    let Some(mut rig) = Rig::with_ipam("both_fail", "echo sorry; exit 1", "test ! -e broken") else { return };
+    let Some(mut rig) = Rig::with_ipam("both_fail", "echo sorry; exit 1", "test ! -e broken")
+    else {
+        return;
+    };
     fs::write(rig.host.path("broken"), "").unwrap();
     let msg = rig.add().error(6)["msg"].to_string();
     assert!(msg.contains("ADD failed"), "{msg}");
@@ -367,8 +457,13 @@ fn the_error_of_add_is_told_although_undoing_fails_too() {
 #[test]
 fn an_ipam_that_refuses_both_verbs_owes_nothing() {
     let refuse = r#"echo '{"code":7,"msg":"invalid CIDR address: 10.9.0.0/33"}'; exit 1"#;
-    let Some(mut rig) = Rig::with_ipam("refuses_both", refuse, refuse) else { return };
-    assert_eq!(rig.add().error(7)["msg"], "invalid CIDR address: 10.9.0.0/33");
+    let Some(mut rig) = Rig::with_ipam("refuses_both", refuse, refuse) else {
+        return;
+    };
+    assert_eq!(
+        rig.add().error(7)["msg"],
+        "invalid CIDR address: 10.9.0.0/33"
+    );
     rig.is_as_before();
     rig.del().ok();
     rig.is_usable();
@@ -377,7 +472,9 @@ fn an_ipam_that_refuses_both_verbs_owes_nothing() {
 /// Every migration: the old plugin goes while its pods run.
 #[test]
 fn an_ipam_that_was_uninstalled_holds_nobody_up() {
-    let Some(mut rig) = Rig::with_ipam("uninstalled", LEASE, "true") else { return };
+    let Some(mut rig) = Rig::with_ipam("uninstalled", LEASE, "true") else {
+        return;
+    };
     rig.add().ok();
     let (bin, away) = (rig.host.path("bin"), rig.host.path("away"));
     fs::rename(&bin, &away).unwrap();
@@ -386,7 +483,10 @@ fn an_ipam_that_was_uninstalled_holds_nobody_up() {
     assert_eq!(rig.host.pending().len(), 1);
     // It will never come back.
     let forgotten = rig.reap_with(&["--forget", "c1"]).ok();
-    assert!(forgotten.stdout.contains("pod default/pod, container c1"), "{forgotten:?}");
+    assert!(
+        forgotten.stdout.contains("pod default/pod, container c1"),
+        "{forgotten:?}"
+    );
     rig.is_as_before();
     fs::rename(&away, &bin).unwrap();
     rig.is_usable();
@@ -398,7 +498,9 @@ fn an_add_that_gets_no_address_asks_for_those_that_are_owed() {
     let refuse = r#"echo '{"code":11,"msg":"no address is free"}'; exit 1"#;
     let add = format!("if test -e held; then {refuse}; else touch held; {LEASE}; fi");
     let del = "test ! -e broken && rm -f held";
-    let Some(mut rig) = Rig::with_ipam("owed_address", &add, del) else { return };
+    let Some(mut rig) = Rig::with_ipam("owed_address", &add, del) else {
+        return;
+    };
     rig.add().ok();
     fs::write(rig.host.path("broken"), "").unwrap();
     rig.del().ok();
@@ -416,20 +518,34 @@ fn an_add_that_gets_no_address_asks_for_those_that_are_owed() {
 /// tests/contract-items, item 10: the runtime is gone.
 #[test]
 fn an_answer_that_nobody_reads_undoes_add() {
-    let Some(mut rig) = Rig::new("nobody_reads") else { return };
+    let Some(mut rig) = Rig::new("nobody_reads") else {
+        return;
+    };
     let full = || Stdio::from(fs::File::options().write(true).open("/dev/full").unwrap());
-    for (program, closed) in
-        [("rail-cni", true), ("rail-cni", false), ("rail-ipam", true), ("rail-ipam", false)]
-    {
+    for (program, closed) in [
+        ("rail-cni", true),
+        ("rail-cni", false),
+        ("rail-ipam", true),
+        ("rail-ipam", false),
+    ] {
         use std::io::Write as _;
-        let call = if program == "rail-cni" { rig.call("ADD", 0) } else { rig.call("ADD", 0).ipam() };
+        let call = if program == "rail-cni" {
+            rig.call("ADD", 0)
+        } else {
+            rig.call("ADD", 0).ipam()
+        };
         let mut command = call.command();
         if !closed {
             command.stdout(full()).stderr(full());
         }
         let mut child = command.spawn().unwrap();
         drop((child.stdout.take(), child.stderr.take()));
-        child.stdin.take().unwrap().write_all(rig.config.to_string().as_bytes()).unwrap();
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(rig.config.to_string().as_bytes())
+            .unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(1), "{program}");
         rig.is_as_before();
     }
@@ -454,7 +570,9 @@ impl Rig {
 
     fn add_until_ipam(&self) -> Child {
         let child = self.start("ADD", 0);
-        wait_for("the call of the IPAM", || self.host.path("reached").exists());
+        wait_for("the call of the IPAM", || {
+            self.host.path("reached").exists()
+        });
         child
     }
 
@@ -466,13 +584,22 @@ impl Rig {
     fn is_ipam_running(&self) -> bool {
         let (script, node) = (self.host.path("bin/stand-in"), self.host.path("node.json"));
         let has = |file: PathBuf, text: &str| {
-            fs::read(file)
-                .is_ok_and(|bytes| String::from_utf8_lossy(&bytes).split('\0').any(|word| word == text))
+            fs::read(file).is_ok_and(|bytes| {
+                String::from_utf8_lossy(&bytes)
+                    .split('\0')
+                    .any(|word| word == text)
+            })
         };
-        let processes = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+        let processes = fs::read_dir("/proc")
+            .unwrap()
+            .flatten()
+            .map(|entry| entry.path());
         processes
             .filter(|process| {
-                has(process.join("environ"), &format!("RAIL_CNI_NODE_CONFIG={}", node.display()))
+                has(
+                    process.join("environ"),
+                    &format!("RAIL_CNI_NODE_CONFIG={}", node.display()),
+                )
             })
             .any(|process| {
                 let is = |program: &str| has(process.join("cmdline"), program);
@@ -484,7 +611,9 @@ impl Rig {
 /// tests/contract-items, item 83: the runtime lost patience with ADD, whose process still runs.
 #[test]
 fn a_del_that_overtakes_an_add_waits_for_it_and_gives_back() {
-    let Some(mut rig) = Rig::with_waiting_ipam("overtakes") else { return };
+    let Some(mut rig) = Rig::with_waiting_ipam("overtakes") else {
+        return;
+    };
     let add = rig.add_until_ipam();
     let del = rig.start("DEL", 0);
     wait_for("DEL to wait", || sleeps(&del));
@@ -500,10 +629,13 @@ fn sleeps(child: &Child) -> bool {
     call.split(' ').next() == Some(&libc::SYS_clock_nanosleep.to_string())
 }
 
-/// tests/contract-items, item 83: the orphan of an ADD gets the lock after the DEL that was meant for it.
+/// tests/contract-items, item 83: the orphan of an ADD gets the lock after the DEL that was meant
+/// for it.
 #[test]
 fn an_add_that_a_del_has_overtaken_attaches_nothing() {
-    let Some(mut rig) = Rig::new("tombstone") else { return };
+    let Some(mut rig) = Rig::new("tombstone") else {
+        return;
+    };
     if !trace::is_allowed("failures::tombstone") {
         return;
     }
@@ -525,7 +657,9 @@ fn an_add_that_a_del_has_overtaken_attaches_nothing() {
 #[test]
 fn del_undoes_an_add_that_was_ended_while_its_ipam_worked() {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGKILL] {
-        let Some(mut rig) = Rig::with_waiting_ipam("ended") else { return };
+        let Some(mut rig) = Rig::with_waiting_ipam("ended") else {
+            return;
+        };
         let add = rig.add_until_ipam();
         terminate(&add, signal);
         ended(add);
@@ -540,7 +674,9 @@ fn del_undoes_an_add_that_was_ended_while_its_ipam_worked() {
 /// tests/contract-items, item 123.
 #[test]
 fn a_lock_ends_with_the_process_that_held_it() {
-    let Some(mut rig) = Rig::with_waiting_ipam("lock_ends") else { return };
+    let Some(mut rig) = Rig::with_waiting_ipam("lock_ends") else {
+        return;
+    };
     let first = rig.add_until_ipam();
     let second = rig.start("ADD", 1);
     wait_for("the second ADD to wait", || sleeps(&second));
@@ -556,7 +692,9 @@ fn a_lock_ends_with_the_process_that_held_it() {
 /// tests/contract-items, item 123. Slow: the deadline is 35 seconds.
 #[test]
 fn a_lock_that_is_held_for_long_is_named() {
-    let Some(mut rig) = Rig::new("lock_held") else { return };
+    let Some(mut rig) = Rig::new("lock_held") else {
+        return;
+    };
     rig.add().ok();
     rig.del().ok();
     let path = rig.host.path("run/locks/attachment-c1:net1");
@@ -580,7 +718,10 @@ impl Mount {
     /// Mounts a `kind` there, or skips `test`.
     pub fn new(path: PathBuf, test: &str, kind: &str, options: &str) -> Option<Mount> {
         fs::create_dir_all(&path).unwrap();
-        let mounted = Command::new("mount").args(["-t", kind, "-o", options, kind]).arg(&path).output();
+        let mounted = Command::new("mount")
+            .args(["-t", kind, "-o", options, kind])
+            .arg(&path)
+            .output();
         match mounted {
             Ok(output) if output.status.success() => Some(Mount(path)),
             other => {
@@ -592,17 +733,26 @@ impl Mount {
 
     /// A tmpfs in place of the run folder.
     fn run(rig: &Rig, test: &str, options: &str) -> Option<Mount> {
-        Mount::new(rig.host.path("run"), &format!("failures::{test}"), "tmpfs", options)
+        Mount::new(
+            rig.host.path("run"),
+            &format!("failures::{test}"),
+            "tmpfs",
+            options,
+        )
     }
 
     /// With other options.
     pub fn remount(&self, options: &str) {
         let options = format!("remount,{options}");
-        // Busy while a child that another test has just forked, and that has not run exec yet, holds our files.
+        // Busy while a child that another test has just forked, and that has not run exec yet,
+        // holds our files.
         wait_for("the remount", || {
-            // Not with the options that it has: `uid=` may be one that this user namespace does not map.
+            // Not with the options that it has: `uid=` may be one that this user namespace does not
+            // map.
             let mut mount = Command::new("mount");
-            mount.args(["--options-mode", "ignore", "-o", &options]).arg(&self.0);
+            mount
+                .args(["--options-mode", "ignore", "-o", &options])
+                .arg(&self.0);
             mount.output().unwrap().status.success()
         });
     }
@@ -612,10 +762,14 @@ impl Mount {
         let dir = self.0.join("ballast");
         fs::create_dir_all(&dir).unwrap();
         while fs::write(dir.join("blocks"), vec![0; 1 << 20]).is_ok() {}
-        while fs::File::options().append(true).open(dir.join("blocks")).is_ok_and(|mut file| {
-            use std::io::Write as _;
-            file.write_all(&[0; 512]).is_ok()
-        }) {}
+        while fs::File::options()
+            .append(true)
+            .open(dir.join("blocks"))
+            .is_ok_and(|mut file| {
+                use std::io::Write as _;
+                file.write_all(&[0; 512]).is_ok()
+            })
+        {}
         for number in 0.. {
             if !inodes || fs::write(dir.join(number.to_string()), "").is_err() {
                 break;
@@ -640,8 +794,12 @@ const SMALL: &str = "size=256k,nr_inodes=60,mode=700";
 #[test]
 fn a_full_run_folder_refuses_add_and_not_del() {
     for inodes in [false, true] {
-        let Some(mut rig) = Rig::new("full") else { return };
-        let Some(run) = Mount::run(&rig, "full", SMALL) else { return };
+        let Some(mut rig) = Rig::new("full") else {
+            return;
+        };
+        let Some(run) = Mount::run(&rig, "full", SMALL) else {
+            return;
+        };
         run.fill(inodes);
         rig.add().error(5);
         rig.is_as_before();
@@ -661,8 +819,12 @@ fn a_full_run_folder_refuses_add_and_not_del() {
 #[test]
 fn an_add_that_fills_the_run_folder_is_undone() {
     let fill = format!("cat /dev/zero >run/ballast 2>/dev/null; {LEASE}");
-    let Some(mut rig) = Rig::with_ipam("fills", &fill, "true") else { return };
-    let Some(run) = Mount::run(&rig, "fills", SMALL) else { return };
+    let Some(mut rig) = Rig::with_ipam("fills", &fill, "true") else {
+        return;
+    };
+    let Some(run) = Mount::run(&rig, "fills", SMALL) else {
+        return;
+    };
     rig.add().error(5);
     assert_eq!(rig.calls(), ["ADD", "DEL"]);
     rig.is_as_before();
@@ -672,8 +834,12 @@ fn an_add_that_fills_the_run_folder_is_undone() {
 
 #[test]
 fn a_read_only_run_folder_refuses_add_and_status_and_not_the_del_of_nothing() {
-    let Some(mut rig) = Rig::new("read_only") else { return };
-    let Some(run) = Mount::run(&rig, "read_only", SMALL) else { return };
+    let Some(mut rig) = Rig::new("read_only") else {
+        return;
+    };
+    let Some(run) = Mount::run(&rig, "read_only", SMALL) else {
+        return;
+    };
     for is_new in [true, false] {
         run.remount("ro");
         rig.add().error(5);
@@ -687,7 +853,8 @@ fn a_read_only_run_folder_refuses_add_and_status_and_not_the_del_of_nothing() {
             rig.is_usable();
         }
     }
-    // What is attached cannot be given back, for nobody could note that it was. It is not forgotten.
+    // What is attached cannot be given back, for nobody could note that it was. It is not
+    // forgotten.
     rig.add().ok();
     run.remount("ro");
     let deleted = rig.del();
@@ -709,9 +876,15 @@ fn damages() -> Vec<(&'static str, Damage)> {
             let content = fs::read(path).unwrap();
             fs::write(path, &content[..content.len() / 2]).unwrap();
         }),
-        ("binary", |path, _| fs::write(path, [0xff, 0, 0xfe]).unwrap()),
-        ("another object", |path, _| fs::write(path, r#"{"version": 1}"#).unwrap()),
-        ("about another", |path, other| assert_ne!(fs::copy(other, path).unwrap(), 0)),
+        ("binary", |path, _| {
+            fs::write(path, [0xff, 0, 0xfe]).unwrap()
+        }),
+        ("another object", |path, _| {
+            fs::write(path, r#"{"version": 1}"#).unwrap()
+        }),
+        ("about another", |path, other| {
+            assert_ne!(fs::copy(other, path).unwrap(), 0)
+        }),
         ("a link", |path, other| {
             fs::remove_file(path).unwrap();
             symlink(other, path).unwrap();
@@ -721,11 +894,14 @@ fn damages() -> Vec<(&'static str, Damage)> {
             symlink("/nonexistent", path).unwrap();
         }),
         ("gone", |path, _| fs::remove_file(path).unwrap()),
-        ("a huge file", |path, _| fs::File::create(path).unwrap().set_len(1 << 30).unwrap()),
+        ("a huge file", |path, _| {
+            fs::File::create(path).unwrap().set_len(1 << 30).unwrap()
+        }),
     ]
 }
 
-/// A second rail that is attached all the time: its record is the other one, and must not be touched.
+/// A second rail that is attached all the time: its record is the other one, and must not be
+/// touched.
 fn add_other_rail(rig: &Rig) -> PathBuf {
     rig.host.add_rail(1);
     rig.host.cni("ADD", "c2", &rig.pods[1], &rail(1)).ok();
@@ -737,17 +913,25 @@ fn other_rail_is_well(rig: &Rig, record: &Path, content: &[u8]) {
     assert_eq!(rig.links(1), ["lo", "net1"]);
 }
 
-/// DEL ends with the device on the host whatever became of the record, for the lock of the device carries a copy.
+/// DEL ends with the device on the host whatever became of the record, for the lock of the device
+/// carries a copy.
 #[test]
 fn del_needs_no_readable_record() {
-    let Some(rig) = Rig::new("damaged_record") else { return };
+    let Some(rig) = Rig::new("damaged_record") else {
+        return;
+    };
     let other = add_other_rail(&rig);
     let content = fs::read(&other).unwrap();
     let before = rig.host.snapshot();
     for (what, damage) in damages() {
         println!("{what}");
         rig.add().ok();
-        let record = rig.host.records().into_iter().find(|path| *path != other).unwrap();
+        let record = rig
+            .host
+            .records()
+            .into_iter()
+            .find(|path| *path != other)
+            .unwrap();
         damage(&record, &other);
         rig.del().ok();
         assert_eq!(rig.host.snapshot(), before, "{what}");
@@ -756,17 +940,24 @@ fn del_needs_no_readable_record() {
     }
 }
 
-/// Without the copy, too, nothing tells where the device came from. DEL succeeds, gives the address back and
-/// takes the file away; the device stays where it is until the pod ends.
+/// Without the copy, too, nothing tells where the device came from. DEL succeeds, gives the address
+/// back and takes the file away; the device stays where it is until the pod ends.
 #[test]
 fn del_without_record_and_copy_gives_the_address_back() {
-    let Some(rig) = Rig::new("no_copy") else { return };
+    let Some(rig) = Rig::new("no_copy") else {
+        return;
+    };
     let other = add_other_rail(&rig);
     let content = fs::read(&other).unwrap();
     for (what, damage) in damages() {
         println!("{what}");
         rig.add().ok();
-        let record = rig.host.records().into_iter().find(|path| *path != other).unwrap();
+        let record = rig
+            .host
+            .records()
+            .into_iter()
+            .find(|path| *path != other)
+            .unwrap();
         damage(&record, &other);
         fs::write(rig.host.path("run/locks/device-vf0"), "").unwrap();
         rig.del().ok();
@@ -774,16 +965,25 @@ fn del_without_record_and_copy_gives_the_address_back() {
         assert_eq!(rig.host.leases().len(), 1, "{what}");
         other_rail_is_well(&rig, &other, &content);
         // What the end of the pod does.
-        let here = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());
+        let here = format!(
+            "/proc/{}/task/{}/ns/net",
+            std::process::id(),
+            nix::unistd::gettid()
+        );
         rig.host.ip_in(&rig.pods[0], "rule del from 172.16.0.0");
-        rig.host.ip_in(&rig.pods[0], &format!("link set net1 netns {here} name vf0"));
+        rig.host.ip_in(
+            &rig.pods[0],
+            &format!("link set net1 netns {here} name vf0"),
+        );
     }
 }
 
 /// Somebody's mistake, which is told, and costs no more than another DEL.
 #[test]
 fn a_folder_in_the_place_of_a_record_is_named() {
-    let Some(mut rig) = Rig::new("folder") else { return };
+    let Some(mut rig) = Rig::new("folder") else {
+        return;
+    };
     rig.add().ok();
     let record = rig.record();
     fs::remove_file(&record).unwrap();
@@ -796,18 +996,26 @@ fn a_folder_in_the_place_of_a_record_is_named() {
     rig.is_usable();
 }
 
-/// A damaged record blocks neither other attachments nor the device. It stays until somebody names it: a later
-/// version may have written it, for a pod that lives.
+/// A damaged record blocks neither other attachments nor the device. It stays until somebody names
+/// it: a later version may have written it, for a pod that lives.
 #[test]
 fn a_damaged_record_is_in_nobodys_way() {
-    let Some(mut rig) = Rig::new("in_the_way") else { return };
+    let Some(mut rig) = Rig::new("in_the_way") else {
+        return;
+    };
     rig.add().ok();
-    let later = fs::read_to_string(rig.record()).unwrap().replace(r#""version":2,"#, r#""version":3,"#);
+    let later = fs::read_to_string(rig.record())
+        .unwrap()
+        .replace(r#""version":2,"#, r#""version":3,"#);
     assert!(later.contains(r#""version":3,"#));
     rig.del().ok();
     let folder = rig.host.path("run/attachments");
     fs::write(folder.join("c9:net1:vf0.json"), "{").unwrap();
-    fs::write(folder.join("c7:net1:vf0.json"), later.replace(r#""c1""#, r#""c7""#)).unwrap();
+    fs::write(
+        folder.join("c7:net1:vf0.json"),
+        later.replace(r#""c1""#, r#""c7""#),
+    )
+    .unwrap();
     fs::write(folder.join("nonsense"), "").unwrap();
     symlink("/etc/passwd", folder.join("c8:net1:vf0.json")).unwrap();
     rig.add().ok();
@@ -817,26 +1025,47 @@ fn a_damaged_record_is_in_nobodys_way() {
     for args in [&[][..], &["--forget"]] {
         let reaped = rig.reap_with(args);
         assert_eq!(reaped.status, 1, "{reaped:?}");
-        for name in ["c9:net1:vf0.json", "nonsense", "c8:net1:vf0.json", "c7:net1:vf0.json"] {
-            assert!(reaped.stdout.contains(&format!("`railctl reap --forget {name}`")), "{reaped:?}");
+        for name in [
+            "c9:net1:vf0.json",
+            "nonsense",
+            "c8:net1:vf0.json",
+            "c7:net1:vf0.json",
+        ] {
+            assert!(
+                reaped
+                    .stdout
+                    .contains(&format!("`railctl reap --forget {name}`")),
+                "{reaped:?}"
+            );
         }
     }
-    let names = ["--forget", "c9:net1:vf0.json", "nonsense", "c8:net1:vf0.json", "c7:net1:vf0.json"];
+    let names = [
+        "--forget",
+        "c9:net1:vf0.json",
+        "nonsense",
+        "c8:net1:vf0.json",
+        "c7:net1:vf0.json",
+    ];
     let reaped = rig.reap_with(&names).ok();
     assert!(reaped.stdout.contains("nonsense"), "{reaped:?}");
     rig.is_usable();
 }
 
-/// /run on a disk, or a restored image: the namespaces of the record are gone, whatever their paths name now.
+/// /run on a disk, or a restored image: the namespaces of the record are gone, whatever their paths
+/// name now.
 #[test]
 fn a_record_of_another_boot_claims_nothing() {
     for verb in ["ADD", "ADD by another", "DEL", "GC", "reap"] {
         println!("{verb}");
-        let Some(mut rig) = Rig::new("other_boot") else { return };
+        let Some(mut rig) = Rig::new("other_boot") else {
+            return;
+        };
         rig.add().ok();
         let (record, lock) = (rig.record(), rig.host.path("run/locks/device-vf0"));
         let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-        let older = fs::read_to_string(&record).unwrap().replace(boot_id.trim(), "0000-another-boot");
+        let older = fs::read_to_string(&record)
+            .unwrap()
+            .replace(boot_id.trim(), "0000-another-boot");
         // Its settings were another device's.
         let older = older.replace(r#""mtu":1500"#, r#""mtu":1400"#);
         assert!(older.contains("1400"));
@@ -861,10 +1090,13 @@ fn a_record_of_another_boot_claims_nothing() {
     }
 }
 
-/// Tenants do not write there, but nothing is followed all the same: what is below /run outlives who made it.
+/// Tenants do not write there, but nothing is followed all the same: what is below /run outlives
+/// who made it.
 #[test]
 fn links_in_the_run_folder_are_not_followed() {
-    let Some(mut rig) = Rig::new("links") else { return };
+    let Some(mut rig) = Rig::new("links") else {
+        return;
+    };
     rig.add().ok();
     rig.del().ok();
     let precious = rig.host.path("precious");
@@ -892,31 +1124,52 @@ fn links_in_the_run_folder_are_not_followed() {
         added.error(5);
         fs::remove_file(&path).unwrap();
         fs::rename(&away, &path).unwrap();
-        let left: Vec<_> =
-            fs::read_dir(&precious).unwrap().flatten().map(|entry| entry.file_name()).collect();
+        let left: Vec<_> = fs::read_dir(&precious)
+            .unwrap()
+            .flatten()
+            .map(|entry| entry.file_name())
+            .collect();
         assert_eq!(left, ["file"], "{}", path.display());
-        assert_eq!(fs::read_to_string(precious.join("file")).unwrap(), "precious");
+        assert_eq!(
+            fs::read_to_string(precious.join("file")).unwrap(),
+            "precious"
+        );
         // With its folder unusable, the IPAM could not be told of the failure.
         rig.del().ok();
         rig.is_usable();
     }
 }
 
-/// A lease whose file cannot be read is not given to somebody else; DEL of its holder needs the name alone.
+/// A lease whose file cannot be read is not given to somebody else; DEL of its holder needs the
+/// name alone.
 #[test]
 fn a_damaged_lease_is_kept_until_its_holder_gives_it_back() {
-    let Some(mut rig) = Rig::new("damaged_lease") else { return };
+    let Some(mut rig) = Rig::new("damaged_lease") else {
+        return;
+    };
     rig.host.add_rail(1);
-    let other = rig.host.call("ADD", "c2", &rig.pods[1]).ipam().ifname("net2");
+    let other = rig
+        .host
+        .call("ADD", "c2", &rig.pods[1])
+        .ipam()
+        .ifname("net2");
     other.run(&rail(1)).ok();
     let [other] = rig.host.leases().try_into().unwrap();
     for (what, damage) in damages().into_iter().filter(|(what, _)| *what != "gone") {
         println!("{what}");
         rig.call("ADD", 0).ipam().run(&rig.config).ok();
-        let lease = rig.host.leases().into_iter().find(|path| *path != other).unwrap();
+        let lease = rig
+            .host
+            .leases()
+            .into_iter()
+            .find(|path| *path != other)
+            .unwrap();
         damage(&lease, &other);
         let msg = rig.call("ADD", 1).ipam().run(&rig.config).error(11)["msg"].to_string();
-        assert!(msg.contains("172.16.0.0") && msg.contains("railctl release"), "{what}: {msg}");
+        assert!(
+            msg.contains("172.16.0.0") && msg.contains("railctl release"),
+            "{what}: {msg}"
+        );
         rig.call("GC", 0).ipam().run(&rig.config).ok();
         assert_eq!(rig.host.leases().len(), 2, "{what}");
         rig.call("DEL", 0).ipam().run(&rig.config).ok();
@@ -926,7 +1179,12 @@ fn a_damaged_lease_is_kept_until_its_holder_gives_it_back() {
         }
         assert_eq!(rig.host.leases(), std::slice::from_ref(&other), "{what}");
     }
-    rig.host.call("DEL", "c2", &rig.pods[1]).ipam().ifname("net2").run(&rail(1)).ok();
+    rig.host
+        .call("DEL", "c2", &rig.pods[1])
+        .ipam()
+        .ifname("net2")
+        .run(&rail(1))
+        .ok();
     rig.before = rig.host.snapshot();
     rig.is_usable();
 }
@@ -936,7 +1194,9 @@ fn a_damaged_lease_is_kept_until_its_holder_gives_it_back() {
 /// tests/contract-items, item 75.
 #[test]
 fn del_of_a_device_that_was_deleted_gives_the_rest_back() {
-    let Some(rig) = Rig::new("deleted") else { return };
+    let Some(rig) = Rig::new("deleted") else {
+        return;
+    };
     rig.add().ok();
     rig.host.ip_in(&rig.pods[0], "link del net1");
     rig.del().ok();
@@ -949,22 +1209,43 @@ fn del_of_a_device_that_was_deleted_gives_the_rest_back() {
 #[test]
 fn a_name_that_was_taken_meanwhile_holds_nobody_up_and_is_given_back_when_it_is_free() {
     for finish in ["DEL", "reap"] {
-        let Some(rig) = Rig::new("name_taken") else { return };
+        let Some(rig) = Rig::new("name_taken") else {
+            return;
+        };
         rig.host.make_vf(0, "mlx5_core");
         rig.add().ok();
         rig.host.ip("link add vf0 type bridge");
         let deleted = rig.del().ok();
         assert!(deleted.stderr.contains(" warn "), "{deleted:?}");
         assert_eq!(rig.links(0), ["lo"]);
-        assert_eq!((rig.host.records().len(), rig.host.pending().len(), rig.host.leases().len()), (0, 1, 0));
+        assert_eq!(
+            (
+                rig.host.records().len(),
+                rig.host.pending().len(),
+                rig.host.leases().len()
+            ),
+            (0, 1, 0)
+        );
         rig.del().ok();
         // Under its free name it is as good as before, by its PCI address.
-        let name = rig.host.json(None, "link show").as_array().unwrap().iter().find_map(|link| {
-            link["ifname"].as_str().filter(|name| name.starts_with("dev")).map(str::to_owned)
-        });
+        let name = rig
+            .host
+            .json(None, "link show")
+            .as_array()
+            .unwrap()
+            .iter()
+            .find_map(|link| {
+                link["ifname"]
+                    .as_str()
+                    .filter(|name| name.starts_with("dev"))
+                    .map(str::to_owned)
+            });
         let net = rig.host.path(&format!("sys/devices/{}/net", vf_address(0)));
         fs::rename(net.join("vf0"), net.join(name.unwrap())).unwrap();
-        let by_id = with(rig.config.clone(), json!({"device": null, "deviceID": vf_address(0)}));
+        let by_id = with(
+            rig.config.clone(),
+            json!({"device": null, "deviceID": vf_address(0)}),
+        );
         rig.call("ADD", 1).run(&by_id).ok();
         rig.call("DEL", 1).run(&by_id).ok();
         rig.host.ip("link del vf0");
@@ -981,7 +1262,9 @@ fn a_name_that_was_taken_meanwhile_holds_nobody_up_and_is_given_back_when_it_is_
 
 #[test]
 fn an_altname_that_was_taken_meanwhile_is_told_and_given_back_later() {
-    let Some(mut rig) = Rig::new("altname_taken") else { return };
+    let Some(mut rig) = Rig::new("altname_taken") else {
+        return;
+    };
     rig.add().ok();
     rig.host.ip("link add other type bridge");
     rig.host.ip("link property add dev other altname enp1s0v0");
@@ -1000,10 +1283,15 @@ fn an_altname_that_was_taken_meanwhile_is_told_and_given_back_later() {
 /// tests/contract-items, item 78: unplugged, or sriov_numvfs set to 0, by what sysfs says.
 #[test]
 fn del_needs_no_sysfs() {
-    let Some(rig) = Rig::new("no_sysfs") else { return };
+    let Some(rig) = Rig::new("no_sysfs") else {
+        return;
+    };
     for gone in ["sys/bus/pci/devices", "sys/devices", "sys"] {
         rig.host.make_vf(0, "mlx5_core");
-        let config = with(rig.config.clone(), json!({"device": "", "deviceID": vf_address(0)}));
+        let config = with(
+            rig.config.clone(),
+            json!({"device": "", "deviceID": vf_address(0)}),
+        );
         rig.call("ADD", 0).run(&config).ok();
         fs::remove_dir_all(rig.host.path(gone)).unwrap();
         rig.call("DEL", 0).run(&config).ok();
@@ -1016,10 +1304,19 @@ fn del_needs_no_sysfs() {
 /// tests/contract-items, item 53: and says what was asked for.
 #[test]
 fn add_of_a_device_that_is_gone_names_it() {
-    let Some(mut rig) = Rig::new("no_device") else { return };
-    let cases = [json!({"device": "", "deviceID": vf_address(0)}), json!({"device": "vf9"})];
+    let Some(mut rig) = Rig::new("no_device") else {
+        return;
+    };
+    let cases = [
+        json!({"device": "", "deviceID": vf_address(0)}),
+        json!({"device": "vf9"}),
+    ];
     for (more, name) in cases.into_iter().zip([vf_address(0), "vf9".to_owned()]) {
-        let msg = rig.call("ADD", 0).run(&with(rig.config.clone(), more)).error(7)["msg"].to_string();
+        let msg = rig
+            .call("ADD", 0)
+            .run(&with(rig.config.clone(), more))
+            .error(7)["msg"]
+            .to_string();
         assert!(msg.contains(&name), "{msg}");
     }
     rig.is_usable();
@@ -1028,24 +1325,45 @@ fn add_of_a_device_that_is_gone_names_it() {
 /// An IPAM that is gone for good owes for every pod, and what stands in a debt is a tenant's text.
 #[test]
 fn debts_do_not_fill_the_run_folder() {
-    let Some(rig) = Rig::with_ipam("many_debts", LEASE, "exit 1") else { return };
+    let Some(rig) = Rig::with_ipam("many_debts", LEASE, "exit 1") else {
+        return;
+    };
     rig.add().ok();
     rig.del().ok();
     let [debt] = rig.host.pending().try_into().unwrap();
     let text = fs::read_to_string(&debt).unwrap();
-    let large = text.replace(r#""config":""#, &format!(r#""config":"{}"#, "x".repeat(1 << 20)));
+    let large = text.replace(
+        r#""config":""#,
+        &format!(r#""config":"{}"#, "x".repeat(1 << 20)),
+    );
     assert!(large.len() > 1 << 20);
     for number in 0..40 {
         let since = format!("2001-01-01T00:00:{number:02}Z");
-        let of = large.replace(r#""containerID":"c1""#, &format!(r#""containerID":"old{number}""#));
+        let of = large.replace(
+            r#""containerID":"c1""#,
+            &format!(r#""containerID":"old{number}""#),
+        );
         let since_key = of.find(r#""since":""#).unwrap() + 9;
-        let of = format!("{}{since}{}", &of[..since_key], &of[since_key + since.len()..]);
-        fs::write(debt.with_file_name(format!("old{number}:net1:vf0.json")), of).unwrap();
+        let of = format!(
+            "{}{since}{}",
+            &of[..since_key],
+            &of[since_key + since.len()..]
+        );
+        fs::write(
+            debt.with_file_name(format!("old{number}:net1:vf0.json")),
+            of,
+        )
+        .unwrap();
     }
     // Here it grows.
     rig.run("ADD", 1).ok();
     rig.run("DEL", 1).ok();
-    let size: u64 = rig.host.pending().iter().map(|path| path.metadata().unwrap().len()).sum();
+    let size: u64 = rig
+        .host
+        .pending()
+        .iter()
+        .map(|path| path.metadata().unwrap().len())
+        .sum();
     assert!(size < 20 << 20, "{size}");
     // The newest are kept.
     assert!(debt.exists() && debt.with_file_name("old39:net1:vf0.json").exists());

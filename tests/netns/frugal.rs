@@ -1,4 +1,5 @@
-//! How much a call asks of the kernel. Times are in docs/performance.md; the counts do not depend on the machine.
+//! How much a call asks of the kernel. Times are in docs/performance.md; the counts do not depend
+//! on the machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,8 @@ use serde_json::json;
 use crate::harness::{Host, Sleeper, rail, skip, with};
 use crate::trace;
 
-/// The calls of a life, and the most system calls that each may make. A step that needs more says here what for.
+/// The calls of a life, and the most system calls that each may make. A step that needs more says
+/// here what for.
 const MOST: [(&str, usize); 4] = [("ADD", 420), ("CHECK", 160), ("DEL", 332), ("STATUS", 82)];
 /// What differs between two runs: how often a process looks for an answer.
 const NOISE: usize = 12;
@@ -40,11 +42,21 @@ fn a_call_asks_no_more_than_it_needs_and_no_more_on_a_crowded_node() {
     let alone = counts(&host, &pod);
     println!("{alone:?}");
     for ((verb, most), count) in MOST.into_iter().zip(alone) {
-        assert!(count <= most, "{verb} makes {count} system calls, and {most} were enough");
+        assert!(
+            count <= most,
+            "{verb} makes {count} system calls, and {most} were enough"
+        );
     }
-    let others: Vec<PathBuf> = (0..40).map(|number| host.add_netns(&format!("other{number}"))).collect();
+    let others: Vec<PathBuf> = (0..40)
+        .map(|number| host.add_netns(&format!("other{number}")))
+        .collect();
     // The tracer waits for the children of its thread.
-    let start = || others.iter().map(|netns| Sleeper::new(Some(netns))).collect::<Vec<_>>();
+    let start = || {
+        others
+            .iter()
+            .map(|netns| Sleeper::new(Some(netns)))
+            .collect::<Vec<_>>()
+    };
     let processes = std::thread::scope(|scope| scope.spawn(start).join().unwrap());
     let crowded = counts(&host, &pod);
     println!("{crowded:?}");
@@ -52,9 +64,15 @@ fn a_call_asks_no_more_than_it_needs_and_no_more_on_a_crowded_node() {
     let has_vlans = Path::new("/proc/net/vlan").exists();
     for (((verb, _), alone), crowded) in MOST.into_iter().zip(alone).zip(crowded) {
         if verb == "DEL" && has_vlans {
-            skip(test, "where the kernel has VLANs, DEL looks for them in the namespaces of all processes");
+            skip(
+                test,
+                "where the kernel has VLANs, DEL looks for them in the namespaces of all processes",
+            );
         } else {
-            assert!(crowded <= alone + NOISE, "{verb}: {crowded} system calls, and {alone} on an empty node");
+            assert!(
+                crowded <= alone + NOISE,
+                "{verb}: {crowded} system calls, and {alone} on an empty node"
+            );
         }
     }
 }
@@ -96,14 +114,23 @@ fn a_call_asks_little_more_beside_a_thousand_attachments_and_pending_steps() {
     host.cni("DEL", "other", &other, &failing).ok();
     let pending = host.pending().remove(0);
     copies(&pending, MANY);
-    assert_eq!((host.records().len(), host.pending().len()), (MANY, MANY + 1));
+    assert_eq!(
+        (host.records().len(), host.pending().len()),
+        (MANY, MANY + 1)
+    );
     let both = counts(&host, &pod);
     println!("{alone:?} {attachments:?} {both:?}");
     // Lists of names are longer, and a few of the pending records are read.
     for (((verb, _), alone), count) in MOST.into_iter().zip(alone).zip(attachments) {
-        assert!(count <= alone + NOISE, "{verb}: {count} system calls, and {alone} beside no attachment");
+        assert!(
+            count <= alone + NOISE,
+            "{verb}: {count} system calls, and {alone} beside no attachment"
+        );
     }
     for (((verb, _), alone), count) in MOST.into_iter().zip(alone).zip(both) {
-        assert!(count <= alone + 60, "{verb}: {count} system calls, and {alone} with nothing pending");
+        assert!(
+            count <= alone + 60,
+            "{verb}: {count} system calls, and {alone} with nothing pending"
+        );
     }
 }

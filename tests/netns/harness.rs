@@ -1,5 +1,5 @@
-//! A host for one test: a network namespace of its own, entered by the test's thread and inherited by every
-//! program that it starts, with node.json, /run, store and sysfs in a temporary folder.
+//! A host for one test: a network namespace of its own, entered by the test's thread and inherited
+//! by every program that it starts, with node.json, /run, store and sysfs in a temporary folder.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -61,13 +61,17 @@ impl Ran {
         self
     }
 
-    /// The error object of a call that must have failed with this code: exit status 1, one JSON object.
+    /// The error object of a call that must have failed with this code: exit status 1, one JSON
+    /// object.
     #[track_caller]
     pub fn error(&self, code: u32) -> Value {
         assert_eq!(self.status, 1, "{self:?}");
         let json = self.json();
         assert_eq!(json["code"], code, "{self:?}");
-        assert!(json["msg"].as_str().is_some_and(|msg| !msg.is_empty()), "{self:?}");
+        assert!(
+            json["msg"].as_str().is_some_and(|msg| !msg.is_empty()),
+            "{self:?}"
+        );
         json
     }
 
@@ -83,7 +87,10 @@ impl From<Output> for Ran {
     fn from(output: Output) -> Ran {
         use std::os::unix::process::ExitStatusExt as _;
         Ran {
-            status: output.status.code().unwrap_or_else(|| 128 + output.status.signal().unwrap_or(0)),
+            status: output
+                .status
+                .code()
+                .unwrap_or_else(|| 128 + output.status.signal().unwrap_or(0)),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         }
@@ -94,13 +101,17 @@ impl From<Output> for Ran {
 pub fn skip(test: &str, reason: &str) {
     eprintln!("skipped {test}: {reason}");
     if let Some(path) = std::env::var_os("RAIL_TEST_SKIPS") {
-        let mut file = fs::File::options().append(true).create(true).open(path).unwrap();
+        let mut file = fs::File::options()
+            .append(true)
+            .create(true)
+            .open(path)
+            .unwrap();
         writeln!(file, "{test}: {reason}").unwrap();
     }
 }
 
-/// The cases that a test of many tries: of each N the first, where the variable RAIL_TEST_ONE_IN is N, and else all.
-/// scripts/test says what is left out.
+/// The cases that a test of many tries: of each N the first, where the variable RAIL_TEST_ONE_IN is
+/// N, and else all. scripts/test says what is left out.
 pub fn sample<T>(cases: impl Iterator<Item = T>) -> Vec<T> {
     let step = std::env::var("RAIL_TEST_ONE_IN").map_or(1, |text| text.parse().unwrap());
     cases.step_by(step).collect()
@@ -110,15 +121,26 @@ impl Host {
     /// Makes a host; `None`, and a skip, where this process may not make namespaces.
     pub fn new(test: &str) -> Option<Host> {
         if let Err(error) = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET) {
-            skip(test, &format!("no network namespaces here ({error}): run scripts/test"));
+            skip(
+                test,
+                &format!("no network namespaces here ({error}): run scripts/test"),
+            );
             return None;
         }
         if !Path::new("/run/netns").exists() && fs::create_dir_all("/run/netns").is_err() {
             skip(test, "/run is not writable: run scripts/test");
             return None;
         }
-        let id = format!("t{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let host = Host { dir: tempfile::tempdir().unwrap(), id, namespaces: Vec::new().into() };
+        let id = format!(
+            "t{}-{}",
+            std::process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        );
+        let host = Host {
+            dir: tempfile::tempdir().unwrap(),
+            id,
+            namespaces: Vec::new().into(),
+        };
         fs::create_dir_all(host.path("sys/class/net")).unwrap();
         fs::create_dir_all(host.path("sys/bus/pci/devices")).unwrap();
         fs::create_dir_all(host.path("sys/bus/auxiliary/devices")).unwrap();
@@ -128,19 +150,25 @@ impl Host {
         Some(host)
     }
 
-    /// A text without what differs from run to run: this test's directory and names, times, process IDs, and
-    /// where the programs were built.
+    /// A text without what differs from run to run: this test's directory and names, times, process
+    /// IDs, and where the programs were built.
     pub fn steady(&self, text: &str) -> String {
         let built = Path::new(env!("CARGO_BIN_EXE_rail-cni")).parent().unwrap();
-        let text = text.replace(self.dir.path().to_str().unwrap(), "").replace(&self.id, "HOST");
+        let text = text
+            .replace(self.dir.path().to_str().unwrap(), "")
+            .replace(&self.id, "HOST");
         let text = text.replace(built.to_str().unwrap(), "BUILT");
-        let year = &humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string()[..5];
+        let year =
+            &humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string()[..5];
         let mut before = "";
         let words = text.split(' ').map(|word| {
             let steady = match word.split_once('Z') {
                 Some((time, rest)) if time.starts_with(year) => format!("TIME{rest}"),
                 _ if ["process", "`kill"].contains(&before) => {
-                    format!("PID{}", word.trim_start_matches(|c: char| c.is_ascii_digit()))
+                    format!(
+                        "PID{}",
+                        word.trim_start_matches(|c: char| c.is_ascii_digit())
+                    )
                 }
                 _ => word.to_owned(),
             };
@@ -155,7 +183,8 @@ impl Host {
         self.dir.path().join(below)
     }
 
-    /// Writes node.json: the folders of this test, a policy that hands out veths, and what is in `more`.
+    /// Writes node.json: the folders of this test, a policy that hands out veths, and what is in
+    /// `more`.
     pub fn set_node(&self, mut more: Value) {
         if let Some(policy) = more.get_mut("policy").and_then(Value::as_object_mut) {
             policy.entry("kinds").or_insert(json!(["veth"]));
@@ -168,23 +197,32 @@ impl Host {
             "sysfsRoot": self.path("sys"),
             "deviceInfoDir": self.path("devinfo"),
             "policy": {"kinds": ["veth"], "ipam": IPAM},
-            // A search through all namespaces may take 30 s: tests beside this one make many, and hold the kernel's lock.
+            // A search through all namespaces may take 30 s: tests beside this one make many, and
+            // hold the kernel's lock.
             "callTimeout": 1080,
         });
-        node.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        node.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
         fs::write(self.path("node.json"), node.to_string()).unwrap();
     }
 
-    /// Plans the allocation of `pool` for this node: a prefix, its gateway, and the routes of a rail.
+    /// Plans the allocation of `pool` for this node: a prefix, its gateway, and the routes of a
+    /// rail.
     pub fn plan(&self, pool: &str, prefix: &str, gateway: &str, routes: &[&str]) {
         let routes: Vec<_> = routes.iter().map(|dst| json!({ "dst": dst })).collect();
-        let allocation = json!({ "version": 1, "prefix": prefix, "gateway": gateway, "routes": routes });
+        let allocation =
+            json!({ "version": 1, "prefix": prefix, "gateway": gateway, "routes": routes });
         fs::create_dir_all(self.path("store/node-1")).unwrap();
-        fs::write(self.path(&format!("store/node-1/{pool}.json")), allocation.to_string()).unwrap();
+        fs::write(
+            self.path(&format!("store/node-1/{pool}.json")),
+            allocation.to_string(),
+        )
+        .unwrap();
     }
 
-    /// Rail R as Spectrum-X has it: pool `rail-R`, 172.(16+2R).0.0/31, and a veth `vfR` whose other end `leafR`
-    /// is in the namespace `leaf` with the odd address.
+    /// Rail R as Spectrum-X has it: pool `rail-R`, 172.(16+2R).0.0/31, and a veth `vfR` whose other
+    /// end `leafR` is in the namespace `leaf` with the odd address.
     pub fn add_rail(&self, rail: u8) {
         let second = 16 + 2 * rail;
         let gateway = format!("172.{second}.0.1");
@@ -195,13 +233,15 @@ impl Host {
             &[&format!("172.{second}.0.0/15"), "172.16.0.0/12"],
         );
         let leaf = self.leaf();
-        self.ip(&format!("link add vf{rail} type veth peer name leaf{rail} netns {leaf}"));
+        self.ip(&format!(
+            "link add vf{rail} type veth peer name leaf{rail} netns {leaf}"
+        ));
         self.ip(&format!("-n {leaf} addr add {gateway}/31 dev leaf{rail}"));
         self.ip(&format!("-n {leaf} link set leaf{rail} mtu 9216 up"));
     }
 
-    /// Makes `vfR` a VF in the fixture sysfs: `vf_address(R)`, of the PF `pf_address(R)` with the netdev `pfR`
-    /// (which need not exist).
+    /// Makes `vfR` a VF in the fixture sysfs: `vf_address(R)`, of the PF `pf_address(R)` with the
+    /// netdev `pfR` (which need not exist).
     pub fn make_vf(&self, rail: u8, driver: &str) {
         let (vf, pf) = (vf_address(rail), pf_address(rail));
         let at = |path: &str| self.path("sys").join(path);
@@ -210,19 +250,32 @@ impl Host {
         fs::create_dir_all(at(&format!("bus/pci/drivers/{driver}"))).unwrap();
         symlink(format!("../{pf}"), at(&format!("devices/{vf}/physfn"))).unwrap();
         symlink(format!("../{vf}"), at(&format!("devices/{pf}/virtfn0"))).unwrap();
-        symlink(at(&format!("bus/pci/drivers/{driver}")), at(&format!("devices/{vf}/driver"))).unwrap();
+        symlink(
+            at(&format!("bus/pci/drivers/{driver}")),
+            at(&format!("devices/{vf}/driver")),
+        )
+        .unwrap();
         fs::write(at(&format!("devices/{pf}/sriov_numvfs")), "1\n").unwrap();
         for id in [&vf, &pf] {
-            symlink(at(&format!("devices/{id}")), at(&format!("bus/pci/devices/{id}"))).unwrap();
+            symlink(
+                at(&format!("devices/{id}")),
+                at(&format!("bus/pci/devices/{id}")),
+            )
+            .unwrap();
         }
         if driver != "vfio-pci" {
             fs::create_dir_all(at(&format!("devices/{vf}/net/vf{rail}"))).unwrap();
             fs::create_dir_all(at(&format!("class/net/vf{rail}"))).unwrap();
-            symlink(at(&format!("devices/{vf}")), at(&format!("class/net/vf{rail}/device"))).unwrap();
+            symlink(
+                at(&format!("devices/{vf}")),
+                at(&format!("class/net/vf{rail}/device")),
+            )
+            .unwrap();
         }
     }
 
-    /// The ports of leaves 0 and 1 get each other's IPv4 address, as if the two cables had been swapped; or their own again.
+    /// The ports of leaves 0 and 1 get each other's IPv4 address, as if the two cables had been
+    /// swapped; or their own again.
     pub fn swap_cables(&self, is_swapped: bool) {
         let leaf = self.leaf();
         for port in [0, 1] {
@@ -230,7 +283,10 @@ impl Host {
         }
         for port in [0, 1] {
             let of = if is_swapped { 1 - port } else { port };
-            self.ip(&format!("-n {leaf} addr add 172.{}.0.1/31 dev leaf{port}", 16 + 2 * of));
+            self.ip(&format!(
+                "-n {leaf} addr add 172.{}.0.1/31 dev leaf{port}",
+                16 + 2 * of
+            ));
         }
     }
 
@@ -256,21 +312,34 @@ impl Host {
     pub fn delete_netns(&self, path: &Path) {
         let name = path.file_name().unwrap().to_str().unwrap();
         self.ip(&format!("netns del {name}"));
-        self.namespaces.lock().unwrap().retain(|other| other != name);
+        self.namespaces
+            .lock()
+            .unwrap()
+            .retain(|other| other != name);
     }
 
     /// Runs `ip` on this host; it must succeed.
     #[track_caller]
     pub fn ip(&self, args: &str) -> String {
-        let output = Command::new("ip").args(args.split_whitespace()).output().expect("iproute2");
-        assert!(output.status.success(), "ip {args}: {}", String::from_utf8_lossy(&output.stderr));
+        let output = Command::new("ip")
+            .args(args.split_whitespace())
+            .output()
+            .expect("iproute2");
+        assert!(
+            output.status.success(),
+            "ip {args}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// Runs `ip` in the namespace at `netns`.
     #[track_caller]
     pub fn ip_in(&self, netns: &Path, args: &str) -> String {
-        self.ip(&format!("-n {} {args}", netns.file_name().unwrap().to_str().unwrap()))
+        self.ip(&format!(
+            "-n {} {args}",
+            netns.file_name().unwrap().to_str().unwrap()
+        ))
     }
 
     /// `ip -json` in the namespace at `netns`, or on the host.
@@ -286,12 +355,18 @@ impl Host {
     /// Runs a command inside the namespace at `netns`; the exit status tells.
     pub fn run_in(&self, netns: &Path, command: &str) -> Ran {
         let name = netns.file_name().unwrap().to_str().unwrap();
-        let args = ["netns", "exec", name].into_iter().chain(command.split_whitespace());
-        Command::new("ip").args(args).output().expect("iproute2").into()
+        let args = ["netns", "exec", name]
+            .into_iter()
+            .chain(command.split_whitespace());
+        Command::new("ip")
+            .args(args)
+            .output()
+            .expect("iproute2")
+            .into()
     }
 
-    /// What must be as it was when everything was given back: links of the host with name, MTU, MAC, altnames
-    /// and flags, and the files of leases and records.
+    /// What must be as it was when everything was given back: links of the host with name, MTU,
+    /// MAC, altnames and flags, and the files of leases and records.
     pub fn snapshot(&self) -> Value {
         let links: BTreeMap<String, Value> = self
             .json(None, "link show")
@@ -315,7 +390,12 @@ impl Host {
     fn addresses(&self) -> Vec<String> {
         let all = self.json(None, "addr show");
         let of = |link: &Value| link["addr_info"].as_array().cloned().unwrap_or_default();
-        all.as_array().unwrap().iter().flat_map(of).map(|addr| addr["local"].to_string()).collect()
+        all.as_array()
+            .unwrap()
+            .iter()
+            .flat_map(of)
+            .map(|addr| addr["local"].to_string())
+            .collect()
     }
 
     /// Lease files of all pools, half-written ones too.
@@ -346,7 +426,9 @@ impl Host {
     /// The only record of pending steps.
     #[track_caller]
     pub fn only_pending(&self) -> Value {
-        let [file] = &self.pending()[..] else { panic!("one record: {:?}", self.pending()) };
+        let [file] = &self.pending()[..] else {
+            panic!("one record: {:?}", self.pending())
+        };
         serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
     }
 
@@ -363,11 +445,14 @@ impl Host {
         }
     }
 
-    /// What a lost DEL leaves when `netns` dies: the device is on the host, down, with the pod's name and MTU. A
-    /// NIC comes back so by itself, a veth would die, so it is moved out first.
+    /// What a lost DEL leaves when `netns` dies: the device is on the host, down, with the pod's
+    /// name and MTU. A NIC comes back so by itself, a veth would die, so it is moved out first.
     pub fn hand_back(&self, netns: &Path, ifname: &str) {
         let host = Sleeper::new(None);
-        self.ip_in(netns, &format!("link set {ifname} down netns {}", host.pid()));
+        self.ip_in(
+            netns,
+            &format!("link set {ifname} down netns {}", host.pid()),
+        );
         self.delete_netns(netns);
     }
 
@@ -392,22 +477,33 @@ impl Host {
                     "CNI_ARGS".to_owned(),
                     "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod".to_owned(),
                 ),
-                ("RAIL_CNI_NODE_CONFIG".to_owned(), self.path("node.json").to_str().unwrap().to_owned()),
+                (
+                    "RAIL_CNI_NODE_CONFIG".to_owned(),
+                    self.path("node.json").to_str().unwrap().to_owned(),
+                ),
             ]),
         }
     }
 
     /// The folder of our executables, a folder of this test for stand-ins, and upstream's.
     pub fn cni_path(&self) -> String {
-        let ours = Path::new(rail_ipam()).parent().unwrap().display().to_string();
+        let ours = Path::new(rail_ipam())
+            .parent()
+            .unwrap()
+            .display()
+            .to_string();
         format!("{ours}:{}:{UPSTREAM}", self.path("bin").display())
     }
 
     /// Makes a copy of rail-ipam, which is always a process, and returns its name.
     pub fn copy_rail_ipam(&self) -> &'static str {
         fs::create_dir_all(self.path("bin")).unwrap();
-        // Not by this process: one that another test starts meanwhile would have the copy open, and it could not be executed.
-        let done = Command::new("cp").arg(rail_ipam()).arg(self.path("bin/ipam-copy")).status();
+        // Not by this process: one that another test starts meanwhile would have the copy open, and
+        // it could not be executed.
+        let done = Command::new("cp")
+            .arg(rail_ipam())
+            .arg(self.path("bin/ipam-copy"))
+            .status();
         assert!(done.unwrap().success());
         "ipam-copy"
     }
@@ -424,7 +520,12 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        for name in self.namespaces.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for name in self
+            .namespaces
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+        {
             let _ = Command::new("ip").args(["netns", "del", name]).output();
         }
     }
@@ -458,7 +559,11 @@ const IPAM: [&str; 21] = [
 fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
-        if path.is_dir() { collect(&path, files) } else { files.push(path) }
+        if path.is_dir() {
+            collect(&path, files)
+        } else {
+            files.push(path)
+        }
     }
 }
 
@@ -510,24 +615,40 @@ impl Call {
     /// An operator's command instead of a call.
     pub fn args(self, args: &[&str]) -> Call {
         let args = args.iter().map(|&word| word.to_owned()).collect();
-        Call { program: railctl(), args, ..self }.without("CNI_COMMAND")
+        Call {
+            program: railctl(),
+            args,
+            ..self
+        }
+        .without("CNI_COMMAND")
     }
 
     /// The verb, of a call of the protocol.
     pub fn verb(&self) -> Option<&str> {
-        self.vars.get("CNI_COMMAND").map(String::as_str).filter(|verb| !verb.is_empty())
+        self.vars
+            .get("CNI_COMMAND")
+            .map(String::as_str)
+            .filter(|verb| !verb.is_empty())
     }
 
     /// The command, for tests that need its pipes.
     pub fn command(&self) -> Command {
-        let mut words = self.wrapper.iter().map(PathBuf::from).chain([self.program.clone()]);
+        let mut words = self
+            .wrapper
+            .iter()
+            .map(PathBuf::from)
+            .chain([self.program.clone()]);
         let mut command = Command::new(words.next().unwrap());
         command
             .args(words)
             .args(&self.args)
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default());
-        command.envs(&self.vars).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .envs(&self.vars)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         command
     }
 
@@ -560,7 +681,9 @@ impl Sleeper {
             None => Command::new("sleep"),
             Some(netns) => {
                 let mut command = Command::new("nsenter");
-                command.arg(format!("--net={}", netns.display())).arg("sleep");
+                command
+                    .arg(format!("--net={}", netns.display()))
+                    .arg("sleep");
                 command
             }
         };
@@ -604,7 +727,10 @@ pub fn rail(rail: u8) -> Value {
 
 /// `config` with further keys.
 pub fn with(mut config: Value, more: Value) -> Value {
-    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    config
+        .as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
     config
 }
 
@@ -619,7 +745,10 @@ pub fn with_static(config: Value, address: &str, gateway: &str) -> Value {
 /// Names of the steps of a record that are not undone.
 pub fn left(record: &Value) -> Vec<String> {
     let steps = record["steps"].as_array().unwrap().iter();
-    steps.filter(|step| step["state"] != "undone").map(name_of).collect()
+    steps
+        .filter(|step| step["state"] != "undone")
+        .map(name_of)
+        .collect()
 }
 
 /// The name of a step.
@@ -634,11 +763,17 @@ pub fn name_of(step: &Value) -> String {
 #[track_caller]
 pub fn change<'a>(record: &'a mut Value, name: &str) -> &'a mut Value {
     let steps = record["steps"].as_array_mut().unwrap().iter_mut();
-    let step = steps.map(|step| &mut step["change"]).find(|change| change.get(name).is_some());
+    let step = steps
+        .map(|step| &mut step["change"])
+        .find(|change| change.get(name).is_some());
     &mut step.unwrap_or_else(|| panic!("no step {name}"))[name]
 }
 
 /// Whether a record says that its ADD came to its end.
 pub fn is_attached(record: &Value) -> bool {
-    record["steps"].as_array().unwrap().iter().all(|step| step["state"] != "planned")
+    record["steps"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .all(|step| step["state"] != "planned")
 }

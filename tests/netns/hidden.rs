@@ -1,5 +1,5 @@
-//! Links that a pod has on its rail, or on a free VF, in a namespace where nobody looks. The kernel says that they are
-//! there, wherever that is, and no pod shares its frames with them.
+//! Links that a pod has on its rail, or on a free VF, in a namespace where nobody looks. The kernel
+//! says that they are there, wherever that is, and no pod shares its frames with them.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,9 @@ impl Bench {
         let pods = [host.add_netns("c1"), host.add_netns("c2")];
         let config = with(rail(0), json!({"device": null, "deviceID": vf_address(0)}));
         let made = Command::new("ip")
-            .args(["link", "add", "link", "vf0", "name", "try", "type", "macvlan"])
+            .args([
+                "link", "add", "link", "vf0", "name", "try", "type", "macvlan",
+            ])
             .output();
         if !made.unwrap().status.success() {
             skip(&test, "this kernel has no macvlan");
@@ -39,14 +41,20 @@ impl Bench {
     }
 
     fn cni(&self, verb: &str, pod: usize) -> Ran {
-        self.host.call(verb, ["c1", "c2"][pod], &self.pods[pod]).run(&self.config)
+        self.host
+            .call(verb, ["c1", "c2"][pod], &self.pods[pod])
+            .run(&self.config)
     }
 
     /// The first pod's macvlan on its rail goes into `netns`, a file or the id of a process.
     fn hide(&self, netns: &str) {
         self.cni("ADD", 0).ok();
-        self.host.ip_in(&self.pods[0], "link add mv link net1 type macvlan mode private");
-        self.host.ip_in(&self.pods[0], &format!("link set mv netns {netns}"));
+        self.host.ip_in(
+            &self.pods[0],
+            "link add mv link net1 type macvlan mode private",
+        );
+        self.host
+            .ip_in(&self.pods[0], &format!("link set mv netns {netns}"));
     }
 
     /// The pod's life ends, and the next one has the rail for itself.
@@ -60,7 +68,11 @@ impl Bench {
 }
 
 fn links_at(netns: &str) -> String {
-    let shown = Command::new("nsenter").arg(format!("--net={netns}")).args(["ip", "link"]).output().unwrap();
+    let shown = Command::new("nsenter")
+        .arg(format!("--net={netns}"))
+        .args(["ip", "link"])
+        .output()
+        .unwrap();
     String::from_utf8(shown.stdout).unwrap()
 }
 
@@ -70,7 +82,13 @@ struct Keeper(Child);
 impl Keeper {
     fn new(mut command: Command) -> Keeper {
         let mut keeper = Keeper(command.stdout(Stdio::piped()).spawn().unwrap());
-        keeper.0.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+        keeper
+            .0
+            .stdout
+            .take()
+            .unwrap()
+            .read_exact(&mut [0])
+            .unwrap();
         keeper
     }
 }
@@ -84,7 +102,9 @@ impl Drop for Keeper {
 
 #[test]
 fn a_link_that_only_a_thread_keeps_goes_with_its_pod() {
-    let Some(bench) = Bench::new("thread") else { return };
+    let Some(bench) = Bench::new("thread") else {
+        return;
+    };
     let (tell, told) = mpsc::channel();
     let (done, wait) = mpsc::channel::<()>();
     let keeper = thread::spawn(move || {
@@ -94,14 +114,21 @@ fn a_link_that_only_a_thread_keeps_goes_with_its_pod() {
     });
     let thread = told.recv().unwrap();
     bench.hide(&thread.to_string());
-    bench.ends_with_its_pod(|| links_at(&format!("/proc/{}/task/{thread}/ns/net", std::process::id())));
+    bench.ends_with_its_pod(|| {
+        links_at(&format!(
+            "/proc/{}/task/{thread}/ns/net",
+            std::process::id()
+        ))
+    });
     drop(done);
     keeper.join().unwrap();
 }
 
 #[test]
 fn a_link_that_only_an_open_file_keeps_goes_with_its_pod() {
-    let Some(bench) = Bench::new("file") else { return };
+    let Some(bench) = Bench::new("file") else {
+        return;
+    };
     let kept = bench.host.add_netns("kept");
     let sleeper = Sleeper::new(Some(&kept));
     let script = format!("exec 9<{}; echo; exec sleep 600", sleeper.netns().display());
@@ -130,11 +157,16 @@ impl Nowhere {
     fn new(host: &Host) -> Nowhere {
         let kept = host.add_netns("kept");
         let mut keeper = Command::new("unshare");
-        // At another place: with the file that is mounted on, the kernel ends a mount in every mount namespace.
-        let script =
-            "mount -t tmpfs t /mnt; touch /mnt/netns; mount --bind \"$0\" /mnt/netns; echo; exec sleep 600";
-        keeper.args(["--mount", "--propagation", "private", "sh", "-ec", script]).arg(&kept);
-        Nowhere { keeper: Keeper::new(keeper), kept }
+        // At another place: with the file that is mounted on, the kernel ends a mount in every
+        // mount namespace.
+        let script = "mount -t tmpfs t /mnt; touch /mnt/netns; mount --bind \"$0\" /mnt/netns; echo; exec sleep 600";
+        keeper
+            .args(["--mount", "--propagation", "private", "sh", "-ec", script])
+            .arg(&kept);
+        Nowhere {
+            keeper: Keeper::new(keeper),
+            kept,
+        }
     }
 
     fn links(&self) -> String {
@@ -155,7 +187,9 @@ impl Nowhere {
 /// This VF's driver cannot be bound again: it stays with nobody until the link is gone.
 #[test]
 fn a_rail_whose_frames_go_nobody_knows_where_is_not_handed_out() {
-    let Some(bench) = Bench::new("nowhere") else { return };
+    let Some(bench) = Bench::new("nowhere") else {
+        return;
+    };
     let before = bench.host.snapshot();
     let nowhere = Nowhere::new(&bench.host);
     bench.hide(name(&nowhere.kept));
@@ -174,17 +208,27 @@ fn a_rail_whose_frames_go_nobody_knows_where_is_not_handed_out() {
 /// As a pod with CAP_NET_ADMIN makes it by the number that the node's namespace has in its own.
 #[test]
 fn no_pod_starts_on_a_free_vf_whose_frames_go_nobody_knows_where() {
-    let Some(bench) = Bench::new("free") else { return };
+    let Some(bench) = Bench::new("free") else {
+        return;
+    };
     let before = bench.host.snapshot();
     let nowhere = Nowhere::new(&bench.host);
-    bench.host.ip(&format!("link add mv link vf0 netns {} type macvlan mode passthru", name(&nowhere.kept)));
+    bench.host.ip(&format!(
+        "link add mv link vf0 netns {} type macvlan mode passthru",
+        name(&nowhere.kept)
+    ));
     // While it has a name it is found, and is somebody's.
     bench.cni("ADD", 1).error(7);
     bench.host.delete_netns(&nowhere.kept);
     bench.cni("ADD", 1).error(11);
     assert!(nowhere.links().contains("mv@"));
     assert!(bench.host.ip("link show vf0").contains("vf0"));
-    assert!(!bench.host.ip_in(&bench.pods[1], "link show").contains("net1"));
+    assert!(
+        !bench
+            .host
+            .ip_in(&bench.pods[1], "link show")
+            .contains("net1")
+    );
     drop(nowhere.keeper);
     bench.host.make_due();
     until(|| bench.cni("ADD", 1).status == 0);

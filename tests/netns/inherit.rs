@@ -1,5 +1,5 @@
-//! What a pod with CAP_NET_ADMIN sets on its rail ends with the pod. tests/lab/inherit.sh does the same on a real
-//! VF, which has more to set.
+//! What a pod with CAP_NET_ADMIN sets on its rail ends with the pod. tests/lab/inherit.sh does the
+//! same on a real VF, which has more to set.
 
 use std::fs;
 use std::path::Path;
@@ -15,13 +15,23 @@ use crate::harness::{self, Host, rail, skip};
 /// What `ip` and `ethtool` tell of a device of the host.
 fn device(host: &Host, name: &str) -> String {
     let mut link = host.json(None, &format!("link show {name}"))[0].take();
-    for passing in ["ifindex", "link_index", "link_netnsid", "operstate", "qdisc", "flags"] {
+    for passing in [
+        "ifindex",
+        "link_index",
+        "link_netnsid",
+        "operstate",
+        "qdisc",
+        "flags",
+    ] {
         link.as_object_mut().unwrap().remove(passing);
     }
     let flags = host.ip(&format!("-br link show {name}"));
     let mut text = format!("{link:#}\n{}", flags.split('<').next_back().unwrap());
     for option in ["-k", "-l"] {
-        let told = Command::new("ethtool").args([option, name]).output().unwrap();
+        let told = Command::new("ethtool")
+            .args([option, name])
+            .output()
+            .unwrap();
         assert!(told.status.success(), "ethtool {option}");
         text += &String::from_utf8(told.stdout).unwrap();
     }
@@ -36,15 +46,24 @@ fn has_ethtool(test: &str) -> bool {
     has
 }
 
-/// Everything that a veth lets be set. Seen with 0.1.0: the next pod has `arp off`, and its ping gets no answer.
+/// Everything that a veth lets be set. Seen with 0.1.0: the next pod has `arp off`, and its ping
+/// gets no answer.
 #[test]
 fn what_a_pod_set_on_its_rail_is_gone_after_del() {
     let test = "inherit::settings";
-    let Some(host) = Host::new(test).filter(|_| has_ethtool(test)) else { return };
+    let Some(host) = Host::new(test).filter(|_| has_ethtool(test)) else {
+        return;
+    };
     host.add_rail(0);
     // What the host has set itself comes back as well.
     host.ip("link set vf0 txqueuelen 500 alias uplink group 3 promisc on gso_max_size 30000");
-    assert!(Command::new("ethtool").args(["-K", "vf0", "tso", "off"]).status().unwrap().success());
+    assert!(
+        Command::new("ethtool")
+            .args(["-K", "vf0", "tso", "off"])
+            .status()
+            .unwrap()
+            .success()
+    );
     let before = device(&host, "vf0");
     let (pod, next) = (host.add_netns("pod"), host.add_netns("next"));
     let theirs = [
@@ -84,7 +103,9 @@ fn what_a_pod_set_on_its_rail_is_gone_after_del() {
 #[test]
 fn what_a_dead_pod_set_is_gone_after_the_next_add() {
     let test = "inherit::dead";
-    let Some(host) = Host::new(test).filter(|_| has_ethtool(test)) else { return };
+    let Some(host) = Host::new(test).filter(|_| has_ethtool(test)) else {
+        return;
+    };
     host.add_rail(0);
     let before = device(&host, "vf0");
     let (pod, next) = (host.add_netns("pod"), host.add_netns("next"));
@@ -97,10 +118,13 @@ fn what_a_dead_pod_set_is_gone_after_the_next_add() {
     assert_eq!(device(&host, "vf0"), before);
 }
 
-/// No veth can end them by its driver: it waits, and is nobody's until whoever holds the program has let it go.
+/// No veth can end them by its driver: it waits, and is nobody's until whoever holds the program
+/// has let it go.
 #[test]
 fn a_device_with_a_program_that_its_pod_holds_is_not_handed_out() {
-    let Some(host) = Host::new("inherit::held") else { return };
+    let Some(host) = Host::new("inherit::held") else {
+        return;
+    };
     host.add_rail(0);
     let before = host.snapshot();
     let (pod, next) = (host.add_netns("pod"), host.add_netns("next"));
@@ -126,12 +150,24 @@ fn a_device_with_a_program_that_its_pod_holds_is_not_handed_out() {
 /// It would drop, or read, the packets of the next tenant.
 #[test]
 fn an_xdp_program_of_a_pod_is_gone_after_del() {
-    let Some(host) = Host::new("inherit::xdp") else { return };
+    let Some(host) = Host::new("inherit::xdp") else {
+        return;
+    };
     host.add_rail(0);
     // SEC("xdp") int drop() { return XDP_DROP; }
     let program = bpf::OBJECT;
-    let tried =
-        Command::new("ip").args(["link", "set", "vf0", "xdpgeneric", "obj", program, "sec", "xdp"]).output();
+    let tried = Command::new("ip")
+        .args([
+            "link",
+            "set",
+            "vf0",
+            "xdpgeneric",
+            "obj",
+            program,
+            "sec",
+            "xdp",
+        ])
+        .output();
     if !tried.as_ref().is_ok_and(|tried| tried.status.success()) {
         return skip("inherit::xdp", "no XDP program can be loaded here");
     }
@@ -145,7 +181,11 @@ fn an_xdp_program_of_a_pod_is_gone_after_del() {
         host.ip_in(&pod, "link set net1 mtu 1500");
         host.ip_in(&pod, &format!("link set net1 {mode} obj {program} sec xdp"));
         host.cni("DEL", "c1", &pod, &rail(0)).ok();
-        assert_eq!(host.json(None, "link show vf0")[0].get("xdp"), None, "{mode}");
+        assert_eq!(
+            host.json(None, "link show vf0")[0].get("xdp"),
+            None,
+            "{mode}"
+        );
         host.cni("ADD", "next", &next, &rail(0)).ok();
         host.run_in(&next, "ping -c1 -W2 172.16.0.1").ok();
         host.cni("DEL", "next", &next, &rail(0)).ok();
@@ -153,11 +193,13 @@ fn an_xdp_program_of_a_pod_is_gone_after_del() {
     }
 }
 
-/// The host's sysfs has the device whenever it is at home. Of queues only what a driver does not leave there is on
-/// record.
+/// The host's sysfs has the device whenever it is at home. Of queues only what a driver does not
+/// leave there is on record.
 #[test]
 fn files_of_the_device_are_as_they_were() {
-    let Some(host) = Host::new("inherit::files") else { return };
+    let Some(host) = Host::new("inherit::files") else {
+        return;
+    };
     host.add_rail(0);
     let at = |name: &str| host.path("sys/class/net/vf0").join(name);
     for queue in ["rx-0", "rx-1", "tx-0/byte_queue_limits"] {
@@ -176,7 +218,9 @@ fn files_of_the_device_are_as_they_were() {
         ("queues/tx-0/byte_queue_limits/hold_time", "500", "1000"),
     ];
     let write = |value: fn(&(&str, &'static str, &'static str)) -> &'static str| {
-        files.iter().for_each(|file| fs::write(at(file.0), value(file)).unwrap());
+        files
+            .iter()
+            .for_each(|file| fs::write(at(file.0), value(file)).unwrap());
     };
     write(|(_, before, _)| before);
     let pod = host.add_netns("pod");
@@ -186,7 +230,8 @@ fn files_of_the_device_are_as_they_were() {
     for (name, before, _) in files {
         let now = fs::read_to_string(at(name)).unwrap();
         // A mask is written as short as it can be.
-        let is_same = now == before || (now == "0" && before.bytes().all(|byte| b"0,".contains(&byte)));
+        let is_same =
+            now == before || (now == "0" && before.bytes().all(|byte| b"0,".contains(&byte)));
         assert!(is_same, "{name}: {now}, not {before}");
     }
 }
@@ -194,16 +239,24 @@ fn files_of_the_device_are_as_they_were() {
 /// Records may have no settings.
 #[test]
 fn a_record_without_settings_is_enough_for_del() {
-    let Some(host) = Host::new("inherit::old") else { return };
+    let Some(host) = Host::new("inherit::old") else {
+        return;
+    };
     host.add_rail(0);
     let before = host.snapshot();
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
     let record = host.records().remove(0);
     let mut json: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
-    let netdev = harness::change(&mut json, "netdev").as_object_mut().unwrap();
+    let netdev = harness::change(&mut json, "netdev")
+        .as_object_mut()
+        .unwrap();
     assert!(netdev.remove("settings").is_some());
-    json["owner"]["device"]["link"].as_object_mut().unwrap().remove("xdp").unwrap();
+    json["owner"]["device"]["link"]
+        .as_object_mut()
+        .unwrap()
+        .remove("xdp")
+        .unwrap();
     fs::write(&record, json.to_string()).unwrap();
     host.cni("DEL", "c1", &pod, &rail(0)).ok();
     assert_eq!(host.snapshot(), before);
@@ -212,8 +265,13 @@ fn a_record_without_settings_is_enough_for_del() {
 /// A kernel without memory or room for a request or its answer (ENOBUFS), and signals.
 #[test]
 fn a_request_that_was_lost_is_made_again() {
-    let Some(host) = Host::new("inherit::lost") else { return };
-    if !Command::new("strace").args(["-o", "/dev/null", "true"]).status().is_ok_and(|status| status.success())
+    let Some(host) = Host::new("inherit::lost") else {
+        return;
+    };
+    if !Command::new("strace")
+        .args(["-o", "/dev/null", "true"])
+        .status()
+        .is_ok_and(|status| status.success())
     {
         return skip("inherit::lost", "strace cannot trace here");
     }
@@ -230,18 +288,26 @@ fn a_request_that_was_lost_is_made_again() {
     for (fault, period) in faults {
         for verb in ["ADD", "DEL"] {
             let fault = format!("inject={fault}:when=2+{period}");
-            let call = host.call(verb, "c1", &pod).under(&["strace", "-o", "/dev/null", "-e", &fault]);
+            let call =
+                host.call(verb, "c1", &pod)
+                    .under(&["strace", "-o", "/dev/null", "-e", &fault]);
             call.run(&rail(0)).ok();
         }
         assert_eq!(host.snapshot(), before, "{fault}");
     }
 }
 
-/// Other programs name links and make rules at the same time; a name may be longer than the kernel's own.
+/// Other programs name links and make rules at the same time; a name may be longer than the
+/// kernel's own.
 #[test]
 fn what_is_already_as_wanted_is_success() {
-    let Some(host) = Host::new("inherit::wanted") else { return };
-    let (long, other) = ("a-name-of-more-than-fifteen-bytes", "another-name-of-more-than-fifteen-bytes");
+    let Some(host) = Host::new("inherit::wanted") else {
+        return;
+    };
+    let (long, other) = (
+        "a-name-of-more-than-fifteen-bytes",
+        "another-name-of-more-than-fifteen-bytes",
+    );
     host.ip("link add one type veth peer name two");
     let mut socket = Socket::open().unwrap();
     let one = link::by_name(&mut socket, "one").unwrap().unwrap();
@@ -250,7 +316,12 @@ fn what_is_already_as_wanted_is_success() {
         link::add_altname(&mut socket, &one, long).unwrap();
     }
     assert!(link::add_altname(&mut socket, &two, long).is_err());
-    assert_eq!(link::by_any_name(&mut socket, long).unwrap().map(|link| link.index), Some(one.index));
+    assert_eq!(
+        link::by_any_name(&mut socket, long)
+            .unwrap()
+            .map(|link| link.index),
+        Some(one.index)
+    );
     for unknown in [other, "none", &"x".repeat(200)] {
         assert_eq!(link::by_any_name(&mut socket, unknown).unwrap(), None);
     }
@@ -262,7 +333,11 @@ fn what_is_already_as_wanted_is_success() {
         link::set_name(&mut socket, &one, "three").unwrap();
     }
     assert!(link::set_name(&mut socket, &one, "two").is_err());
-    let from = rule::Rule { from: [10, 0, 0, 1].into(), table: 7, priority: 7 };
+    let from = rule::Rule {
+        from: [10, 0, 0, 1].into(),
+        table: 7,
+        priority: 7,
+    };
     for _ in 0..2 {
         rule::add(&mut socket, &from).unwrap();
     }
@@ -275,14 +350,18 @@ fn what_is_already_as_wanted_is_success() {
 /// A dump is interrupted again and again, and must not hold up a DEL.
 #[test]
 fn a_look_at_all_links_ends_while_links_come_and_go() {
-    let Some(host) = Host::new("inherit::links") else { return };
+    let Some(host) = Host::new("inherit::links") else {
+        return;
+    };
     host.ip("link add rail type veth peer name leaf");
     // More than one datagram's worth.
     for number in 0..20 {
         host.ip(&format!("link add a{number} type veth peer name b{number}"));
     }
     let batch = host.path("batch");
-    let lines: String = (0..500).map(|n| format!("link add x{n} type bridge\nlink del x{n}\n")).collect();
+    let lines: String = (0..500)
+        .map(|n| format!("link add x{n} type bridge\nlink del x{n}\n"))
+        .collect();
     fs::write(&batch, lines).unwrap();
     let mut other = churn(&batch);
     let mut socket = Socket::open().unwrap();
@@ -297,13 +376,21 @@ fn a_look_at_all_links_ends_while_links_come_and_go() {
 
 fn churn(batch: &Path) -> std::process::Child {
     let mut command = Command::new("ip");
-    command.args(["-force", "-batch"]).arg(batch).stderr(std::process::Stdio::null()).spawn().unwrap()
+    command
+        .args(["-force", "-batch"])
+        .arg(batch)
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap()
 }
 
-/// With accept_ra of a new netdev, a leaf's router advertisement gives the host a default route by the rail.
+/// With accept_ra of a new netdev, a leaf's router advertisement gives the host a default route by
+/// the rail.
 #[test]
 fn sysctls_of_the_interface_on_the_host_are_as_they_were() {
-    let Some(host) = Host::new("inherit::sysctls") else { return };
+    let Some(host) = Host::new("inherit::sysctls") else {
+        return;
+    };
     host.add_rail(0);
     let all = |family: &str| -> Vec<(String, String)> {
         let folder = format!("/proc/sys/net/{family}/conf/vf0");

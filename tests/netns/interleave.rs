@@ -1,5 +1,5 @@
-//! Two processes in every order: each is stopped at every system call, and the other one goes on for a while. A model
-//! that knows who may have what judges how both ended, and what they left.
+//! Two processes in every order: each is stopped at every system call, and the other one goes on
+//! for a while. A model that knows who may have what judges how both ended, and what they left.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -92,13 +92,25 @@ impl Pods {
         // Both of one PF.
         let at = |path: &str| host.path("sys/devices").join(path);
         fs::remove_file(at(&format!("{}/physfn", vf_address(1)))).unwrap();
-        symlink(format!("../{}", pf_address(0)), at(&format!("{}/physfn", vf_address(1)))).unwrap();
-        symlink(format!("../{}", vf_address(1)), at(&format!("{}/virtfn1", pf_address(0)))).unwrap();
+        symlink(
+            format!("../{}", pf_address(0)),
+            at(&format!("{}/physfn", vf_address(1))),
+        )
+        .unwrap();
+        symlink(
+            format!("../{}", vf_address(1)),
+            at(&format!("{}/virtfn1", pf_address(0))),
+        )
+        .unwrap();
         fs::write(at(&format!("{}/sriov_numvfs", pf_address(0))), "2\n").unwrap();
         host.ip("link add pf0 mtu 9000 type veth peer name leaf-pf");
         host.ip("link property add dev vf0 altname enp1s0v0");
         let pods = [host.add_netns("c1"), host.add_netns("c2")];
-        let mut world = Pods { host, pods, before: Value::Null };
+        let mut world = Pods {
+            host,
+            pods,
+            before: Value::Null,
+        };
         world.call("ADD", 0, 0).run(&world.config(0)).ok();
         world.call("DEL", 0, 0).run(&world.config(0)).ok();
         world.before = world.state();
@@ -107,7 +119,10 @@ impl Pods {
 
     /// Of VF `vf`; the second one is not of a rail.
     fn config(&self, vf: u8) -> Value {
-        with(rail(vf), json!({"device": null, "deviceID": vf_address(vf), "cni.dev/valid-attachments": []}))
+        with(
+            rail(vf),
+            json!({"device": null, "deviceID": vf_address(vf), "cni.dev/valid-attachments": []}),
+        )
     }
 
     fn call(&self, verb: &str, pod: usize, _vf: u8) -> Call {
@@ -129,37 +144,70 @@ impl Pods {
     /// The device is on the host, although its pod lives and its record is there.
     fn take_out(&self) {
         let out = Sleeper::new(None);
-        self.host.ip_in(&self.pods[0], &format!("link set net1 down netns {}", out.pid()));
+        self.host.ip_in(
+            &self.pods[0],
+            &format!("link set net1 down netns {}", out.pid()),
+        );
     }
 
     /// The containers that are on record, which has to say what the kernel has and what is leased.
     fn attached(&self) -> Vec<String> {
-        let records = self.host.records().into_iter().map(|file| fs::read_to_string(file).unwrap());
-        let records: Vec<Value> = records.map(|text| serde_json::from_str(&text).unwrap()).collect();
-        let leases = self.host.leases().into_iter().map(|file| fs::read_to_string(file).unwrap());
-        let leases: Vec<Value> = leases.map(|text| serde_json::from_str(&text).unwrap()).collect();
-        let given: BTreeSet<_> = leases.iter().map(|lease| lease["address"].to_string()).collect();
+        let records = self
+            .host
+            .records()
+            .into_iter()
+            .map(|file| fs::read_to_string(file).unwrap());
+        let records: Vec<Value> = records
+            .map(|text| serde_json::from_str(&text).unwrap())
+            .collect();
+        let leases = self
+            .host
+            .leases()
+            .into_iter()
+            .map(|file| fs::read_to_string(file).unwrap());
+        let leases: Vec<Value> = leases
+            .map(|text| serde_json::from_str(&text).unwrap())
+            .collect();
+        let given: BTreeSet<_> = leases
+            .iter()
+            .map(|lease| lease["address"].to_string())
+            .collect();
         assert_eq!(given.len(), leases.len(), "an address twice: {leases:?}");
-        let devices: BTreeSet<_> =
-            records.iter().map(|record| record["owner"]["device"]["id"].to_string()).collect();
+        let devices: BTreeSet<_> = records
+            .iter()
+            .map(|record| record["owner"]["device"]["id"].to_string())
+            .collect();
         assert_eq!(devices.len(), records.len(), "a device twice: {records:?}");
         assert_eq!(leases.len(), records.len(), "{leases:?}, {records:?}");
         let mut attached = Vec::new();
         for record in &records {
             assert!(harness::is_attached(record), "{record}");
-            let pod = NAMES.iter().position(|name| record["owner"]["containerID"] == *name).unwrap();
-            let lease = leases.iter().find(|lease| lease["containerID"] == NAMES[pod]);
+            let pod = NAMES
+                .iter()
+                .position(|name| record["owner"]["containerID"] == *name)
+                .unwrap();
+            let lease = leases
+                .iter()
+                .find(|lease| lease["containerID"] == NAMES[pod]);
             let lease = lease.unwrap_or_else(|| panic!("no lease of {record}: {leases:?}"));
             let links = self.links(pod);
             let link = links.iter().find(|link| link["ifname"] == "net1");
             let link = link.unwrap_or_else(|| panic!("not in its pod: {record}"));
             let addresses = link["addr_info"].as_array().unwrap();
-            assert!(addresses.iter().any(|one| one["local"] == lease["address"]), "{link}, {lease}");
+            assert!(
+                addresses.iter().any(|one| one["local"] == lease["address"]),
+                "{link}, {lease}"
+            );
             attached.push(NAMES[pod].to_owned());
         }
         for (pod, name) in NAMES.iter().enumerate() {
             let has = !self.links(pod).is_empty();
-            assert_eq!(has, attached.iter().any(|one| one == name), "{name}: {:?}", self.links(pod));
+            assert_eq!(
+                has,
+                attached.iter().any(|one| one == name),
+                "{name}: {:?}",
+                self.links(pod)
+            );
         }
         assert!(self.host.pending().is_empty(), "{:?}", self.host.pending());
         attached
@@ -226,10 +274,11 @@ impl Pods {
             }
             DelTwice => assert_eq!((won, count), (2, 0)),
             DelAdd | ReapAdd | GcAdd => {
-                // What the next pod's ADD has owed since a moment ago is told, too. So is a search whose time was over: it
-                // passes while the process is stopped.
+                // What the next pod's ADD has owed since a moment ago is told, too. So is a search
+                // whose time was over: it passes while the process is stopped.
                 let told = ["not tried yet", "ended before every namespace was examined"];
-                let is_late = pair == ReapAdd && told.iter().any(|text| outcome.ran[0].stdout.contains(text));
+                let is_late =
+                    pair == ReapAdd && told.iter().any(|text| outcome.ran[0].stdout.contains(text));
                 assert!(is_ok[0] || is_late, "the cleaner: {:?}", outcome.ran);
                 assert!(!has(0), "the last pod");
                 assert!(is_ok[1] && has(1), "the next pod: {:?}", outcome.ran);
@@ -239,8 +288,16 @@ impl Pods {
         // Whoever has something, its DEL gives it back.
         for (pod, name) in NAMES.iter().enumerate() {
             let calls = self.calls(pair);
-            let config = if pair == AddTwice || pod == 1 { &calls[1].1 } else { &calls[0].1 };
-            let config = if config.is_null() { self.config(0) } else { config.clone() };
+            let config = if pair == AddTwice || pod == 1 {
+                &calls[1].1
+            } else {
+                &calls[0].1
+            };
+            let config = if config.is_null() {
+                self.config(0)
+            } else {
+                config.clone()
+            };
             self.host.cni("DEL", name, &self.pods[pod], &config).ok();
         }
         assert_eq!(self.state(), self.before);
@@ -253,7 +310,9 @@ fn plans_begin(plans: &Store, pair: Pair) {
     if pair == ReleaseAdd {
         // Its pod is gone: nobody but the file knows of the namespace.
         let dead = plans.host.add_netns("dead");
-        let call = plans.call("ADD", "c1").var("CNI_NETNS", dead.to_str().unwrap());
+        let call = plans
+            .call("ADD", "c1")
+            .var("CNI_NETNS", dead.to_str().unwrap());
         call.run(&store::network()).ok();
         plans.host.delete_netns(&dead);
     }
@@ -268,7 +327,16 @@ fn plans_calls(plans: &Store, pair: Pair) -> [(Call, Value); 2] {
         ImportImport => [import(2), import(3)],
         PlanImport => {
             let file = plans.manifests(2).display().to_string();
-            let args = ["plan", &file, "--all-nodes", "--allow", "missing-rail", "--prune", "--to", "store"];
+            let args = [
+                "plan",
+                &file,
+                "--all-nodes",
+                "--allow",
+                "missing-rail",
+                "--prune",
+                "--to",
+                "store",
+            ];
             [of_commands(&args), import(3)]
         }
         _ => [of_commands(&["release", "--dead"]), add()],
@@ -277,12 +345,23 @@ fn plans_calls(plans: &Store, pair: Pair) -> [(Call, Value); 2] {
 
 fn plans_judge(plans: &Store, pair: Pair, outcome: &Outcome) {
     let is_ok = outcome.ran.each_ref().map(|ran| ran.status == 0);
-    let held: Vec<_> = plans.host.leases().iter().map(|file| fs::read_to_string(file).unwrap()).collect();
-    let held: Vec<Value> = held.iter().map(|text| serde_json::from_str(text).unwrap()).collect();
+    let held: Vec<_> = plans
+        .host
+        .leases()
+        .iter()
+        .map(|file| fs::read_to_string(file).unwrap())
+        .collect();
+    let held: Vec<Value> = held
+        .iter()
+        .map(|text| serde_json::from_str(text).unwrap())
+        .collect();
     let now = plans.files();
     let is_ours = |lease: &Value| lease["containerID"] == "c2";
     if pair == ImportAdd || pair == ReleaseAdd {
-        assert!(is_ok[1] && held.len() == 2 && held.iter().all(is_ours), "{held:?}");
+        assert!(
+            is_ok[1] && held.len() == 2 && held.iter().all(is_ours),
+            "{held:?}"
+        );
     }
     plans.call("DEL", "c2").run(&store::network()).ok();
     let is_plan = |number| {
@@ -296,8 +375,10 @@ fn plans_judge(plans: &Store, pair: Pair, outcome: &Outcome) {
             assert!(old || new, "{now:?}");
             assert_eq!(is_ok[0], new);
             let number = if new { 2 } else { 1 };
-            let has =
-                |lease: &Value| now.values().any(|text| text.contains(lease["address"].as_str().unwrap()));
+            let has = |lease: &Value| {
+                now.values()
+                    .any(|text| text.contains(lease["address"].as_str().unwrap()))
+            };
             assert!(held.iter().all(has), "plan {number}: {held:?}");
         }
         ImportImport | PlanImport => {
@@ -315,7 +396,9 @@ fn plans_judge(plans: &Store, pair: Pair, outcome: &Outcome) {
 impl World {
     fn new(test: &str, pair: Pair) -> Option<World> {
         match pair {
-            ImportAdd | ImportImport | PlanImport | ReleaseAdd => Store::new(test).map(World::Plans),
+            ImportAdd | ImportImport | PlanImport | ReleaseAdd => {
+                Store::new(test).map(World::Plans)
+            }
             _ => Pods::new(test).map(World::Pods),
         }
     }
@@ -345,8 +428,8 @@ impl World {
     }
 }
 
-/// A verb that fails answers with one error object, an ADD that succeeds with a result, and every other verb with nothing.
-/// A command says something when it fails.
+/// A verb that fails answers with one error object, an ADD that succeeds with a result, and every
+/// other verb with nothing. A command says something when it fails.
 #[track_caller]
 fn is_clean(verb: Option<&str>, ran: &Ran) {
     assert!(ran.status == 0 || ran.status == 1, "{ran:?}");
@@ -356,20 +439,33 @@ fn is_clean(verb: Option<&str>, ran: &Ran) {
         (None, _) => assert!(!ran.stdout.is_empty() || !ran.stderr.is_empty(), "{ran:?}"),
         (Some("ADD"), 0) => {
             let result = ran.json();
-            let addresses: Vec<&str> =
-                result["ips"].as_array().unwrap().iter().map(|ip| ip["address"].as_str().unwrap()).collect();
+            let addresses: Vec<&str> = result["ips"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|ip| ip["address"].as_str().unwrap())
+                .collect();
             assert!(!addresses.is_empty(), "{ran:?}");
             for address in addresses {
                 let (address, length) = address.split_once('/').unwrap();
-                assert!(address.parse::<IpAddr>().is_ok() && length.parse::<u8>().is_ok(), "{ran:?}");
+                assert!(
+                    address.parse::<IpAddr>().is_ok() && length.parse::<u8>().is_ok(),
+                    "{ran:?}"
+                );
             }
             assert_eq!(result["cniVersion"], "1.1.0", "{ran:?}");
         }
         (Some(_), 0) => assert_eq!(ran.stdout, "", "{ran:?}"),
         (Some(_), _) => {
             let error = ran.json();
-            assert!(error["code"].as_u64().is_some_and(|code| code > 0), "{ran:?}");
-            assert!(error["msg"].as_str().is_some_and(|msg| !msg.is_empty()), "{ran:?}");
+            assert!(
+                error["code"].as_u64().is_some_and(|code| code > 0),
+                "{ran:?}"
+            );
+            assert!(
+                error["msg"].as_str().is_some_and(|msg| !msg.is_empty()),
+                "{ran:?}"
+            );
             assert_eq!(error["cniVersion"], "1.1.0", "{ran:?}");
         }
     }
@@ -377,7 +473,9 @@ fn is_clean(verb: Option<&str>, ran: &Ran) {
 
 /// Numbers without a pattern, the same for the same seed: splitmix64.
 fn random(seed: usize) -> usize {
-    let mut number = (seed as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut number = (seed as u64)
+        .wrapping_add(1)
+        .wrapping_mul(0x9e37_79b9_7f4a_7c15);
     number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     usize::try_from((number ^ (number >> 31)) >> 1).unwrap()
@@ -388,12 +486,15 @@ fn schedule(number: usize, lengths: [usize; 2]) -> Schedule {
     let seed = |index| random(number * 4 + index);
     let first = seed(0) % 2;
     let at = |side: usize, index| 1 + seed(index) % lengths[side];
-    Schedule { first, until: [at(first, 1), at(1 - first, 2)] }
+    Schedule {
+        first,
+        until: [at(first, 1), at(1 - first, 2)],
+    }
 }
 
-/// Which schedules of each pair are tried: those of RAIL_INTERLEAVINGS, or else the first `few`, and with `--nightly` the first
-/// of ten thousand in all. The variable says how many of all pairs, or from which one on: 14000..50000 goes on where 14000
-/// ended.
+/// Which schedules of each pair are tried: those of RAIL_INTERLEAVINGS, or else the first `few`,
+/// and with `--nightly` the first of ten thousand in all. The variable says how many of all pairs,
+/// or from which one on: 14000..50000 goes on where 14000 ended.
 fn numbers(few: usize) -> Range<usize> {
     let each = |all: &str| all.parse::<usize>().unwrap().div_ceil(PAIRS.len());
     let is_nightly = std::env::var("RAIL_TEST_MODE").is_ok_and(|mode| mode == "nightly");
@@ -408,7 +509,8 @@ fn numbers(few: usize) -> Range<usize> {
     }
 }
 
-/// Most of the time a process waits: for the other one to end, or for the kernel to remove a namespace.
+/// Most of the time a process waits: for the other one to end, or for the kernel to remove a
+/// namespace.
 const WORKERS_PER_PROCESSOR: usize = 4;
 
 /// Which orders there were.
@@ -437,8 +539,13 @@ impl Seen {
 impl fmt::Display for Seen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (all, whole) = (self.orders.len(), self.whole.len());
-        let Seen { switched, waited, .. } = self;
-        write!(f, "{all} distinct orders, {whole} of them with both switches; ")?;
+        let Seen {
+            switched, waited, ..
+        } = self;
+        write!(
+            f,
+            "{all} distinct orders, {whole} of them with both switches; "
+        )?;
         write!(f, "{switched} had one at least, and in {waited} one waited")
     }
 }
@@ -446,21 +553,35 @@ impl fmt::Display for Seen {
 /// Tries schedules of a pair, on several hosts at once.
 fn meet(pair: Pair, few: usize) {
     let test = &format!("interleave::{pair:?}");
-    let Some(world) = World::new(test, pair) else { return };
+    let Some(world) = World::new(test, pair) else {
+        return;
+    };
     if !trace::is_allowed(test) {
         return;
     }
     // Whoever comes second may do less, or wait and do more.
     let lengths = [0, 1].map(|first| {
         let calls = world.begin(pair);
-        let whole = schedule::run(&calls, Schedule { first, until: [usize::MAX; 2] });
+        let whole = schedule::run(
+            &calls,
+            Schedule {
+                first,
+                until: [usize::MAX; 2],
+            },
+        );
         world.judge(pair, &calls, &whole);
         whole.calls[first]
     });
     drop(world);
-    let only = std::env::var("RAIL_INTERLEAVING").ok().map(|text| text.parse::<usize>().unwrap());
+    let only = std::env::var("RAIL_INTERLEAVING")
+        .ok()
+        .map(|text| text.parse::<usize>().unwrap());
     let numbers: Vec<usize> = only.map_or_else(|| sample(numbers(few)), |only| vec![only]);
-    let (next, failures, seen) = (AtomicUsize::new(0), Mutex::new(Vec::new()), Mutex::new(Seen::default()));
+    let (next, failures, seen) = (
+        AtomicUsize::new(0),
+        Mutex::new(Vec::new()),
+        Mutex::new(Seen::default()),
+    );
     let worker = || {
         let mut world = World::new(test, pair).unwrap();
         while let Some(number) = numbers.get(next.fetch_add(1, Ordering::Relaxed)).copied() {
@@ -474,7 +595,10 @@ fn meet(pair: Pair, few: usize) {
                 world.judge(pair, &calls, &outcome);
             });
             if catch_unwind(work).is_err() {
-                failures.lock().unwrap().push(format!("{number}: {schedule:?}: {ended}"));
+                failures
+                    .lock()
+                    .unwrap()
+                    .push(format!("{number}: {schedule:?}: {ended}"));
                 world = World::new(test, pair).unwrap();
             }
         }
@@ -488,15 +612,24 @@ fn meet(pair: Pair, few: usize) {
     let (seen, failures) = (seen.into_inner().unwrap(), failures.into_inner().unwrap());
     let all = numbers.len();
     println!("{pair:?}: {all} schedules of {lengths:?} calls: {seen}");
-    assert!(failures.is_empty(), "{} of {all}:\n{}", failures.len(), failures.join("\n"));
-    // The first switch nearly always comes. The second one does not if the other process has to wait, or has nothing to do.
+    assert!(
+        failures.is_empty(),
+        "{} of {all}:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
+    // The first switch nearly always comes. The second one does not if the other process has to
+    // wait, or has nothing to do.
     assert!(
         seen.switched * 10 >= all * 9,
         "{pair:?}: of {all} schedules only {} had a switch",
         seen.switched
     );
     let both = seen.whole.len();
-    assert!(both * 10 >= all || only.is_some(), "{pair:?}: of {all} schedules only {both} had both switches");
+    assert!(
+        both * 10 >= all || only.is_some(),
+        "{pair:?}: of {all} schedules only {both} had both switches"
+    );
 }
 
 #[test]

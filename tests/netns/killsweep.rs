@@ -1,5 +1,6 @@
-//! tests/contract-items, item 51: a plugin that is killed at any moment leaves what the next call puts right. ADD and DEL are killed
-//! before each of their system calls, those of the pod thread and of rail-ipam included.
+//! tests/contract-items, item 51: a plugin that is killed at any moment leaves what the next call
+//! puts right. ADD and DEL are killed before each of their system calls, those of the pod thread
+//! and of rail-ipam included.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,7 +37,10 @@ impl Bench {
         host.make_vf(0, "mlx5_core");
         let rdma = host.path(&format!("sys/devices/{}/infiniband/mlx5_4", vf_address(0)));
         let tos = host.path("sys/kernel/config/rdma_cm/mlx5_4/ports/1/default_roce_tos");
-        let files = [(rdma.join("node_type"), "1: CA"), (rdma.join("ports/1/link_layer"), "Ethernet")];
+        let files = [
+            (rdma.join("node_type"), "1: CA"),
+            (rdma.join("ports/1/link_layer"), "Ethernet"),
+        ];
         let qos = [(tos, "104"), (rdma.join("tc/1/traffic_class"), "106")];
         for (file, text) in files.iter().chain(&qos) {
             fs::create_dir_all(file.parent().unwrap()).unwrap();
@@ -63,9 +67,19 @@ impl Bench {
         // The index changes on the way, and cannot tell what the device is.
         let index = &host.json(None, "link show vf0")[0]["ifindex"];
         let peer = pods[1].display();
-        host.ip_in(&pods[0], &format!("link add other index {index} type veth peer name other netns {peer}"));
+        host.ip_in(
+            &pods[0],
+            &format!("link add other index {index} type veth peer name other netns {peer}"),
+        );
         // The call that is swept is not the first ever: the folders are there.
-        let mut bench = Bench { host, is_of_host, pods, config, qos, before: Value::Null };
+        let mut bench = Bench {
+            host,
+            is_of_host,
+            pods,
+            config,
+            qos,
+            before: Value::Null,
+        };
         bench.call("ADD", 0).ok();
         bench.call("DEL", 0).ok();
         bench.before = bench.state();
@@ -73,13 +87,16 @@ impl Bench {
     }
 
     pub fn call(&self, verb: &str, pod: usize) -> crate::harness::Ran {
-        self.host.cni(verb, ["c1", "c2"][pod], &self.pods[pod], &self.config)
+        self.host
+            .cni(verb, ["c1", "c2"][pod], &self.pods[pod], &self.config)
     }
 
     fn killed(&self, verb: &str, victim: Option<usize>) -> Traced {
-        trace::run(&self.host.call(verb, "c1", &self.pods[0]), &self.config, |point| {
-            Some(point.count) == victim
-        })
+        trace::run(
+            &self.host.call(verb, "c1", &self.pods[0]),
+            &self.config,
+            |point| Some(point.count) == victim,
+        )
     }
 
     /// Of the host, of the pods, and of the folders.
@@ -87,10 +104,18 @@ impl Bench {
         let pods = self.pods.iter().map(|pod| {
             let show = |what| self.host.ip_in(pod, what);
             // Without IPv6's own, which come and go with its duplicate detection.
-            json!([show("-br link"), show("-4 route show table all"), show("rule"), show("-6 rule")])
+            json!([
+                show("-br link"),
+                show("-4 route show table all"),
+                show("rule"),
+                show("-6 rule")
+            ])
         });
-        let devinfo: Vec<_> =
-            fs::read_dir(self.host.path("devinfo")).into_iter().flatten().flatten().collect();
+        let devinfo: Vec<_> = fs::read_dir(self.host.path("devinfo"))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .collect();
         let mut host = self.host.snapshot();
         if self.is_of_host {
             host_address::without_link_local(&mut host);
@@ -107,14 +132,27 @@ impl Bench {
     #[track_caller]
     fn is_as_before(&self, traced: &Traced) {
         // Why something is owed is in the file of the debt.
-        let debts = fs::read_dir(self.host.path("run/pending")).into_iter().flatten().flatten();
+        let debts = fs::read_dir(self.host.path("run/pending"))
+            .into_iter()
+            .flatten()
+            .flatten();
         let debts: Vec<_> = debts.map(|file| fs::read_to_string(file.path())).collect();
-        assert_eq!(self.state(), self.before, "after {:?}: {debts:?}", traced.killed);
+        assert_eq!(
+            self.state(),
+            self.before,
+            "after {:?}: {debts:?}",
+            traced.killed
+        );
     }
 
-    /// Is the attachment whole, by its record and by what the pod has? Then only its answer was lost.
+    /// Is the attachment whole, by its record and by what the pod has? Then only its answer was
+    /// lost.
     fn is_attached(&self) -> bool {
-        let record = self.host.records().first().map(|path| fs::read_to_string(path).unwrap());
+        let record = self
+            .host
+            .records()
+            .first()
+            .map(|path| fs::read_to_string(path).unwrap());
         let record = record.and_then(|record| serde_json::from_str(&record).ok());
         record.is_some_and(|record| harness::is_attached(&record))
             && self.host.ip_in(&self.pods[0], "link").contains("net1")
@@ -124,7 +162,12 @@ impl Bench {
 /// Lock files that somebody holds.
 fn locked(dir: &Path) -> Vec<PathBuf> {
     let mut held = Vec::new();
-    for path in fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()) {
+    for path in fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+    {
         let is_lock = dir.ends_with("locks") || path.ends_with("lock");
         if path.is_dir() {
             held.append(&mut locked(&path));
@@ -137,7 +180,9 @@ fn locked(dir: &Path) -> Vec<PathBuf> {
 
 /// Kills `verb` before each of its system calls, on as many hosts at once as there are processors.
 fn sweep(test: &str, verb: &str, is_of_host: bool) {
-    let Some(bench) = Bench::new(test, is_of_host) else { return };
+    let Some(bench) = Bench::new(test, is_of_host) else {
+        return;
+    };
     if !trace::is_allowed(test) {
         return;
     }
@@ -178,19 +223,29 @@ fn sweep(test: &str, verb: &str, is_of_host: bool) {
             scope.spawn(worker);
         }
     });
-    let (hits, failures, fewest) =
-        (hits.into_inner().unwrap(), failures.into_inner().unwrap(), fewest.into_inner());
+    let (hits, failures, fewest) = (
+        hits.into_inner().unwrap(),
+        failures.into_inner().unwrap(),
+        fewest.into_inner(),
+    );
     println!(
         "{verb}: {} system calls, killed before {} of {} of them",
         whole.calls,
         hits.len(),
         victims.len()
     );
-    assert!(failures.is_empty(), "killed before the calls {failures:?} of {verb}: see above");
-    // Other steps of scripts/test run processes, and later fewer than at first. What every run reaches was killed.
+    assert!(
+        failures.is_empty(),
+        "killed before the calls {failures:?} of {verb}: see above"
+    );
+    // Other steps of scripts/test run processes, and later fewer than at first. What every run
+    // reaches was killed.
     let within = |victims: &[usize]| victims.iter().filter(|victim| **victim <= fewest).count();
     let (hit, all) = (within(&hits), within(&victims));
-    assert!(all > 0 && hit * 10 >= all * 9, "only {hit} of {all} kills of {verb} came about");
+    assert!(
+        all > 0 && hit * 10 >= all * 9,
+        "only {hit} of {all} kills of {verb} came about"
+    );
 }
 
 fn begin(bench: &Bench, verb: &str) {
@@ -199,7 +254,8 @@ fn begin(bench: &Bench, verb: &str) {
     }
 }
 
-/// DEL twice, then a whole life of the same attachment. The sweep of DEL begins each round with an ADD anyway.
+/// DEL twice, then a whole life of the same attachment. The sweep of DEL begins each round with an
+/// ADD anyway.
 fn del_and_add_again(bench: &Bench, verb: &str, traced: &Traced) {
     bench.call("DEL", 0).ok();
     bench.is_as_before(traced);

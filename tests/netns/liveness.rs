@@ -1,4 +1,5 @@
-//! Alive, dead, or cannot tell: what cannot be judged from here is not taken, by nobody. The callers are in mount namespaces of their own, as debug pods and containers are.
+//! Alive, dead, or cannot tell: what cannot be judged from here is not taken, by nobody. The
+//! callers are in mount namespaces of their own, as debug pods and containers are.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,7 +30,11 @@ impl Held {
     }
 
     fn call(&self, verb: &str, container: &str) -> Call {
-        let netns = if container == "old" { &self.old } else { &self.new };
+        let netns = if container == "old" {
+            &self.old
+        } else {
+            &self.new
+        };
         self.host.call(verb, container, netns).ipam()
     }
 
@@ -37,14 +42,24 @@ impl Held {
     fn elsewhere(&self, call: Call, change: &str) -> Call {
         let old = self.old.display();
         let script = format!("set -e; netns={old}; {change}; exec \"$@\"");
-        call.under(&["unshare", "--mount", "--propagation", "private", "sh", "-c", &script, "sh"])
+        call.under(&[
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            &script,
+            "sh",
+        ])
     }
 
     fn is_held(&self) -> bool {
-        self.host
-            .leases()
-            .iter()
-            .any(|lease| fs::read_to_string(lease).unwrap().contains(r#""containerID":"old""#))
+        self.host.leases().iter().any(|lease| {
+            fs::read_to_string(lease)
+                .unwrap()
+                .contains(r#""containerID":"old""#)
+        })
     }
 
     /// Nobody takes the address while `change` hides whether its holder lives, and all say why.
@@ -78,7 +93,10 @@ impl Held {
             fs::write(&dead, &lease).unwrap();
             let ran = match free {
                 "GC" => self.call("GC", "").var("CNI_NETNS", "").run(&network()),
-                "release" => self.call("", "").args(&["release", "--dead"]).run(&network()),
+                "release" => self
+                    .call("", "")
+                    .args(&["release", "--dead"])
+                    .run(&network()),
                 _ => self.call("ADD", "new").run(&network()),
             };
             ran.ok();
@@ -91,7 +109,9 @@ impl Held {
 /// A debug pod's or a container's own /run/netns.
 #[test]
 fn who_has_another_folder_of_namespaces_takes_nothing() {
-    let Some(held) = Held::new("liveness::folder") else { return };
+    let Some(held) = Held::new("liveness::folder") else {
+        return;
+    };
     held.is_not_judged("mount -t tmpfs tmpfs /run/netns", "/run/netns");
     // Not the death of the pod either.
     held.host.delete_netns(&held.old);
@@ -102,7 +122,9 @@ fn who_has_another_folder_of_namespaces_takes_nothing() {
 /// Without mount propagation the file is seen, and not the namespace that is bound to it.
 #[test]
 fn who_sees_the_file_below_a_namespace_takes_nothing() {
-    let Some(held) = Held::new("liveness::file") else { return };
+    let Some(held) = Held::new("liveness::file") else {
+        return;
+    };
     held.is_not_judged("umount -l $netns", "/run/netns");
     held.host.delete_netns(&held.old);
     held.is_judged_dead();
@@ -111,19 +133,27 @@ fn who_sees_the_file_below_a_namespace_takes_nothing() {
 /// A namespace of a process, seen from a PID namespace that has other processes.
 #[test]
 fn who_has_another_proc_takes_nothing() {
-    let Some(mut held) = Held::new("liveness::proc") else { return };
+    let Some(mut held) = Held::new("liveness::proc") else {
+        return;
+    };
     held.call("DEL", "old").run(&network()).ok();
     let process = crate::harness::Sleeper::new(Some(&held.old));
     held.old = process.netns();
     held.call("ADD", "old").run(&network()).ok();
     let wrapper = ["unshare", "--mount", "--pid", "--fork", "--mount-proc"];
-    let probe = std::process::Command::new(wrapper[0]).args(&wrapper[1..]).arg("true").status();
+    let probe = std::process::Command::new(wrapper[0])
+        .args(&wrapper[1..])
+        .arg("true")
+        .status();
     if probe.is_ok_and(|status| status.success()) {
         let added = held.call("ADD", "new").under(&wrapper).run(&network());
         let msg = added.error(11)["msg"].to_string();
         assert!(msg.contains("/proc "), "{msg}");
     } else {
-        skip("liveness::proc", "no PID namespace with a /proc of its own here");
+        skip(
+            "liveness::proc",
+            "no PID namespace with a /proc of its own here",
+        );
     }
     drop(process);
     held.is_judged_dead();
@@ -132,11 +162,23 @@ fn who_has_another_proc_takes_nothing() {
 /// tests/contract-items, item 101: of a lease without a namespace nothing but GC's list can tell.
 #[test]
 fn a_lease_without_a_namespace_goes_by_the_list_alone() {
-    let Some(held) = Held::new("liveness::none") else { return };
+    let Some(held) = Held::new("liveness::none") else {
+        return;
+    };
     held.call("DEL", "old").run(&network()).ok();
-    held.host.call("ADD", "old", Path::new("/nonexistent/netns")).ipam().run(&network()).ok();
+    held.host
+        .call("ADD", "old", Path::new("/nonexistent/netns"))
+        .ipam()
+        .run(&network())
+        .ok();
     held.call("ADD", "new").run(&network()).error(11);
-    assert_eq!(held.call("", "").args(&["release", "--dead"]).run(&network()).status, 1);
+    assert_eq!(
+        held.call("", "")
+            .args(&["release", "--dead"])
+            .run(&network())
+            .status,
+        1
+    );
     let gc = |list: Value| {
         held.call("GC", "")
             .var("CNI_NETNS", "")
@@ -149,17 +191,24 @@ fn a_lease_without_a_namespace_goes_by_the_list_alone() {
     assert!(!held.is_held());
 }
 
-/// A process keeps the namespace of a dead pod, and with it the VF, which is up and answers for the address. Whatever plugin
-/// attached it, nobody gets the address until the VF is home, or in the next pod.
+/// A process keeps the namespace of a dead pod, and with it the VF, which is up and answers for the
+/// address. Whatever plugin attached it, nobody gets the address until the VF is home, or in the
+/// next pod.
 #[test]
 fn an_address_is_held_while_its_device_has_not_come_back() {
-    let Some(held) = Held::new("liveness::away") else { return };
+    let Some(held) = Held::new("liveness::away") else {
+        return;
+    };
     held.call("DEL", "old").run(&network()).ok();
     held.host.make_vf(0, "mlx5_core");
     let with_device = |network: Value| with(network, json!({ "deviceID": vf_address(0) }));
     held.call("ADD", "old").run(&with_device(network())).ok();
     let process = Sleeper::new(Some(&held.old));
-    let netdev = held.host.path("sys/devices").join(vf_address(0)).join("net/vf0");
+    let netdev = held
+        .host
+        .path("sys/devices")
+        .join(vf_address(0))
+        .join("net/vf0");
     fs::remove_dir(&netdev).unwrap();
     held.host.delete_netns(&held.old);
     held.is_not_judged("true", &vf_address(0));
@@ -167,7 +216,13 @@ fn an_address_is_held_while_its_device_has_not_come_back() {
     let function = held.host.path("sys/bus/pci/devices").join(vf_address(0));
     let target = fs::read_link(&function).unwrap();
     fs::remove_file(&function).unwrap();
-    let shown = || held.call("", "").args(&["leases", "--output", "json"]).run(&network()).ok().json();
+    let shown = || {
+        held.call("", "")
+            .args(&["leases", "--output", "json"])
+            .run(&network())
+            .ok()
+            .json()
+    };
     assert_eq!(shown()["pools"][0]["leases"][0]["state"], "dead");
     std::os::unix::fs::symlink(target, &function).unwrap();
     assert_eq!(shown()["pools"][0]["leases"][0]["state"], "unknown");
@@ -180,17 +235,28 @@ fn an_address_is_held_while_its_device_has_not_come_back() {
 /// A VF that a living pod has by now did come back.
 #[test]
 fn an_address_is_free_once_the_next_pod_has_the_device() {
-    let Some(held) = Held::new("liveness::succeeded") else { return };
+    let Some(held) = Held::new("liveness::succeeded") else {
+        return;
+    };
     held.call("DEL", "old").run(&network()).ok();
     held.host.make_vf(0, "mlx5_core");
     held.host.plan("rail-1", "172.16.0.2/31", "172.16.0.3", &[]);
     let with_pool = |pool: &str| {
         let ipam = json!({"type": "rail-ipam", "pool": pool});
-        with(network(), json!({ "deviceID": vf_address(0), "ipam": ipam }))
+        with(
+            network(),
+            json!({ "deviceID": vf_address(0), "ipam": ipam }),
+        )
     };
     held.call("ADD", "old").run(&with_pool("rail-0")).ok();
     held.host.delete_netns(&held.old);
     held.call("ADD", "new").run(&with_pool("rail-1")).ok();
-    fs::remove_dir(held.host.path("sys/devices").join(vf_address(0)).join("net/vf0")).unwrap();
+    fs::remove_dir(
+        held.host
+            .path("sys/devices")
+            .join(vf_address(0))
+            .join("net/vf0"),
+    )
+    .unwrap();
     held.call("ADD", "third").run(&network()).ok();
 }

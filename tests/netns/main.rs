@@ -1,6 +1,12 @@
-//! The real executables in throw-away network namespaces. `scripts/test` runs these as root and in a user
-//! namespace. Items are those of tests/contract-items.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+//! The real executables in throw-away network namespaces. `scripts/test` runs these as root and in
+//! a user namespace. Items are those of tests/contract-items.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout
+)]
 
 mod attach;
 mod badinput;

@@ -24,20 +24,26 @@ mod wait;
 
 fn run(host: &Host, args: &[&str]) -> Ran {
     let mut command = Command::new(harness::railctl());
-    command.args(args).env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
+    command
+        .args(args)
+        .env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
     command.output().unwrap().into()
 }
 
 /// Two rails: their VFs are veths, so are their PFs, with a carrier.
 fn two_rails(test: &str) -> Option<Host> {
     let host = Host::new(test)?;
-    let rails: Vec<_> = (0..2).map(|rail| json!({"rail": rail, "pf": pf_address(rail)})).collect();
+    let rails: Vec<_> = (0..2)
+        .map(|rail| json!({"rail": rail, "pf": pf_address(rail)}))
+        .collect();
     host.set_node(json!({ "rails": rails }));
     for rail in 0..2 {
         host.add_rail(rail);
         host.make_vf(rail, "mlx5_core");
         let leaf = host.leaf();
-        host.ip(&format!("link add pf{rail} mtu 9216 type veth peer name port{rail} netns {leaf}"));
+        host.ip(&format!(
+            "link add pf{rail} mtu 9216 type veth peer name port{rail} netns {leaf}"
+        ));
         host.ip(&format!("link set pf{rail} up"));
         host.ip(&format!("-n {leaf} link set port{rail} mtu 9216 up"));
         let pf = host.path("sys/devices").join(pf_address(rail));
@@ -47,7 +53,8 @@ fn two_rails(test: &str) -> Option<Host> {
     Some(host)
 }
 
-/// Everything below the test's folder, by path and content: what a command that only looks must leave alone.
+/// Everything below the test's folder, by path and content: what a command that only looks must
+/// leave alone.
 fn files(dir: &Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
     let mut all = Vec::new();
     for entry in fs::read_dir(dir).unwrap().flatten() {
@@ -63,7 +70,8 @@ fn files(dir: &Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
     all
 }
 
-/// A pod that had rail 0 and is gone, but for a process that keeps its namespace, with the device in it.
+/// A pod that had rail 0 and is gone, but for a process that keeps its namespace, with the device
+/// in it.
 fn kept_away(host: &Host) -> Sleeper {
     let pod = host.add_netns("gone");
     let mut config = with(rail(0), json!({ "deviceID": vf_address(0) }));

@@ -1,5 +1,5 @@
-//! A step of a pod's end that fails, in each way that a pod can end: the next pod starts all the same, and when the
-//! cause is gone everything is as it was before the first.
+//! A step of a pod's end that fails, in each way that a pod can end: the next pod starts all the
+//! same, and when the cause is gone everything is as it was before the first.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -65,7 +65,14 @@ enum End {
     Nothing,
 }
 
-const ENDS: [End; 6] = [End::Del, End::DelTwice, End::DeadThenDel, End::Gc, End::Reap, End::Nothing];
+const ENDS: [End; 6] = [
+    End::Del,
+    End::DelTwice,
+    End::DeadThenDel,
+    End::Gc,
+    End::Reap,
+    End::Nothing,
+];
 
 /// Who comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +106,8 @@ impl Bench {
         host.make_vf(1, "mlx5_core");
         host.ip("link property add dev vf0 altname enp1s0v0");
         host.ip("link set vf0 mtu 1400 txqueuelen 777");
-        // An address is leased as rail-ipam does it, and DEL fails as long as there is a file of that name.
+        // An address is leased as rail-ipam does it, and DEL fails as long as there is a file of
+        // that name.
         let ipam = rail_ipam();
         let broken = host.path("broken").display().to_string();
         host.add_plugin(
@@ -109,7 +117,13 @@ impl Bench {
         let pods = [host.add_netns("c1"), host.add_netns("c2")];
         let before = host.snapshot();
         let mac = before["links"]["vf0"]["mac"].as_str().unwrap().to_owned();
-        Some(Bench { host, pods, before, mac, failed: Cell::new(0) })
+        Some(Bench {
+            host,
+            pods,
+            before,
+            mac,
+            failed: Cell::new(0),
+        })
     }
 
     fn config(&self, container: &str) -> Value {
@@ -152,31 +166,44 @@ impl Bench {
         }
     }
 
-    /// Is this the system call that makes `step` fail? Of the changes of a netdev only those back to what it was:
-    /// the next pod's own are another matter.
+    /// Is this the system call that makes `step` fail? Of the changes of a netdev only those back
+    /// to what it was: the next pod's own are another matter.
     fn fails(&self, step: Step, point: &Point) -> bool {
         let is_message = |kinds: &[u16], has: &dyn Fn(u16, &[u8]) -> bool| {
-            let Some(sent) = point.sent() else { return false };
-            let kind = sent.get(4..6).map(|kind| u16::from_ne_bytes(kind.try_into().unwrap()));
+            let Some(sent) = point.sent() else {
+                return false;
+            };
+            let kind = sent
+                .get(4..6)
+                .map(|kind| u16::from_ne_bytes(kind.try_into().unwrap()));
             kind.is_some_and(|kind| kinds.contains(&kind))
-                && attributes(&sent[32.min(sent.len())..]).iter().any(|(kind, value)| has(*kind, value))
+                && attributes(&sent[32.min(sent.len())..])
+                    .iter()
+                    .any(|(kind, value)| has(*kind, value))
         };
         let set = [libc::RTM_SETLINK, libc::RTM_NEWLINK];
         let number = |value: &[u8]| value.try_into().map(u32::from_ne_bytes).ok();
         match step {
             Step::DeviceInfo => point.unlinked().as_deref() == Some("c1"),
-            Step::Rule => point.sent().is_some_and(|sent| sent[4..6] == libc::RTM_DELRULE.to_ne_bytes()),
-            Step::Mtu => {
-                is_message(&set, &|kind, value| kind == libc::IFLA_MTU && number(value) == Some(1400))
-            }
+            Step::Rule => point
+                .sent()
+                .is_some_and(|sent| sent[4..6] == libc::RTM_DELRULE.to_ne_bytes()),
+            Step::Mtu => is_message(&set, &|kind, value| {
+                kind == libc::IFLA_MTU && number(value) == Some(1400)
+            }),
             Step::Mac => {
-                let mac: Vec<u8> =
-                    self.mac.split(':').map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect();
-                is_message(&set, &|kind, value| kind == libc::IFLA_ADDRESS && value == mac)
+                let mac: Vec<u8> = self
+                    .mac
+                    .split(':')
+                    .map(|byte| u8::from_str_radix(byte, 16).unwrap())
+                    .collect();
+                is_message(&set, &|kind, value| {
+                    kind == libc::IFLA_ADDRESS && value == mac
+                })
             }
-            Step::Setting => {
-                is_message(&set, &|kind, value| kind == libc::IFLA_TXQLEN && number(value) == Some(777))
-            }
+            Step::Setting => is_message(&set, &|kind, value| {
+                kind == libc::IFLA_TXQLEN && number(value) == Some(777)
+            }),
             Step::Route | Step::Ipam | Step::Name | Step::Altname => false,
         }
     }
@@ -197,12 +224,22 @@ impl Bench {
         trace::run_with(call, config, refuse).ran
     }
 
-    /// The sysfs of files says what the VF is called, as the kernel's own does. The leaf port tells which link it is.
+    /// The sysfs of files says what the VF is called, as the kernel's own does. The leaf port tells
+    /// which link it is.
     fn follow(&self) {
-        let port = self.host.json(Some(&Path::new("/run/netns").join(self.host.leaf())), "link show leaf0");
+        let port = self.host.json(
+            Some(&Path::new("/run/netns").join(self.host.leaf())),
+            "link show leaf0",
+        );
         let all = self.host.json(None, "link show");
-        let vf = all.as_array().unwrap().iter().find(|link| link["link_index"] == port[0]["ifindex"]);
-        let net = self.host.path(&format!("sys/devices/{}/net", vf_address(0)));
+        let vf = all
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|link| link["link_index"] == port[0]["ifindex"]);
+        let net = self
+            .host
+            .path(&format!("sys/devices/{}/net", vf_address(0)));
         let _ = fs::remove_dir_all(&net);
         fs::create_dir_all(&net).unwrap();
         if let Some(vf) = vf {
@@ -219,9 +256,17 @@ impl Bench {
         let config = self.config("c1");
         if step == Step::Route {
             let is_route = |point: Point| {
-                point.sent().is_some_and(|sent| sent[4..6] == libc::RTM_NEWROUTE.to_ne_bytes())
+                point
+                    .sent()
+                    .is_some_and(|sent| sent[4..6] == libc::RTM_NEWROUTE.to_ne_bytes())
             };
-            let fate = |point| if is_route(point) { Fate::Fails(Errno::EIO) } else { Fate::Made };
+            let fate = |point| {
+                if is_route(point) {
+                    Fate::Fails(Errno::EIO)
+                } else {
+                    Fate::Made
+                }
+            };
             let added = trace::run_with(&self.call("ADD", 0), &config, fate).ran;
             assert_eq!(added.status, 1, "{added:?}");
         } else {
@@ -242,7 +287,8 @@ impl Bench {
                 } else {
                     // The kernel drops what clashes when the namespace dies.
                     if step == Step::Altname {
-                        self.host.ip_in(&self.pods[0], "link property del dev net1 altname enp1s0v0");
+                        self.host
+                            .ip_in(&self.pods[0], "link property del dev net1 altname enp1s0v0");
                     }
                     self.host.hand_back(&self.pods[0], "net1");
                 }
@@ -258,7 +304,8 @@ impl Bench {
         }
     }
 
-    /// One case. The next pod starts while the cause is still there; when that is gone, all is as before.
+    /// One case. The next pod starts while the cause is still there; when that is gone, all is as
+    /// before.
     fn run(&mut self, step: Step, end: End, next: Next) -> Result<(), String> {
         self.end(step, end);
         // The next ADD itself gives it its name back, and the files cannot follow meanwhile.
@@ -274,8 +321,10 @@ impl Bench {
         let checked = with(config.clone(), json!({ "prevResult": result }));
         self.call("CHECK", 1).run(&checked).ok();
         self.under(step, &self.call("DEL", 1), &config).ok();
-        let is_traced = matches!(step, Step::DeviceInfo | Step::Mtu | Step::Mac | Step::Setting)
-            || (step == Step::Rule && matches!(end, End::Del | End::DelTwice));
+        let is_traced = matches!(
+            step,
+            Step::DeviceInfo | Step::Mtu | Step::Mac | Step::Setting
+        ) || (step == Step::Rule && matches!(end, End::Del | End::DelTwice));
         // With another device the next pod's calls have nothing to do with what the first left.
         let is_left_alone = end == End::Nothing && next == Next::Address;
         if is_traced && !is_left_alone && self.failed.get() == 0 {
@@ -287,7 +336,10 @@ impl Bench {
         let now = self.host.snapshot();
         let length = self.host.json(None, "link show vf0")[0]["txqlen"].clone();
         if now != self.before || length != 777 {
-            return Err(format!("afterwards: {now}\nqueue {length}, before: {}", self.before));
+            return Err(format!(
+                "afterwards: {now}\nqueue {length}, before: {}",
+                self.before
+            ));
         }
         Ok(())
     }
@@ -299,7 +351,9 @@ fn attributes(mut rest: &[u8]) -> Vec<(u16, &[u8])> {
     while let Some(header) = rest.get(..4) {
         let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
         let kind = u16::from_ne_bytes([header[2], header[3]]) & 0x3fff;
-        let Some(value) = rest.get(4..length) else { break };
+        let Some(value) = rest.get(4..length) else {
+            break;
+        };
         found.push((kind, value));
         rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
@@ -314,21 +368,31 @@ fn whatever_fails_at_a_pods_end_the_next_pod_starts() {
         return;
     }
     let cases = sample(STEPS.into_iter().flat_map(|step| {
-        ENDS.into_iter().flat_map(move |end| NEXTS.into_iter().map(move |next| (step, end, next)))
+        ENDS.into_iter()
+            .flat_map(move |end| NEXTS.into_iter().map(move |next| (step, end, next)))
     }));
-    let (turn, lost, passed) =
-        (AtomicUsize::new(0), Mutex::new(Vec::new()), Mutex::new(BTreeMap::<Step, u32>::new()));
+    let (turn, lost, passed) = (
+        AtomicUsize::new(0),
+        Mutex::new(Vec::new()),
+        Mutex::new(BTreeMap::<Step, u32>::new()),
+    );
     let worker = || {
-        while let Some((step, end, next)) = cases.get(turn.fetch_add(1, Ordering::Relaxed)).copied() {
+        while let Some((step, end, next)) = cases.get(turn.fetch_add(1, Ordering::Relaxed)).copied()
+        {
             let case = || -> Result<(), String> {
-                let Some(mut bench) = Bench::new(test) else { return Err("no host".to_owned()) };
+                let Some(mut bench) = Bench::new(test) else {
+                    return Err("no host".to_owned());
+                };
                 bench.run(step, end, next)
             };
-            let done =
-                std::panic::catch_unwind(case).unwrap_or_else(|_| Err("panicked, see above".to_owned()));
+            let done = std::panic::catch_unwind(case)
+                .unwrap_or_else(|_| Err("panicked, see above".to_owned()));
             match done {
                 Ok(()) => *passed.lock().unwrap().entry(step).or_default() += 1,
-                Err(why) => lost.lock().unwrap().push(format!("{step:?}, {end:?}, {next:?}: {why}")),
+                Err(why) => lost
+                    .lock()
+                    .unwrap()
+                    .push(format!("{step:?}, {end:?}, {next:?}: {why}")),
             }
         }
     };
@@ -338,6 +402,16 @@ fn whatever_fails_at_a_pods_end_the_next_pod_starts() {
         }
     });
     let lost = lost.into_inner().unwrap();
-    println!("next pods that started, of {} cases: {:?}", cases.len(), passed.into_inner().unwrap());
-    assert!(lost.is_empty(), "{} of {} lost:\n{}", lost.len(), cases.len(), lost.join("\n"));
+    println!(
+        "next pods that started, of {} cases: {:?}",
+        cases.len(),
+        passed.into_inner().unwrap()
+    );
+    assert!(
+        lost.is_empty(),
+        "{} of {} lost:\n{}",
+        lost.len(),
+        cases.len(),
+        lost.join("\n")
+    );
 }

@@ -1,5 +1,6 @@
 //! Leases in a container's own /run are seen by nobody else, and the address is had twice. The
-//! places that must work are those of thick Multus, OpenShift's kubens and services with PrivateTmp.
+//! places that must work are those of thick Multus, OpenShift's kubens and services with
+//! PrivateTmp.
 
 use std::fs;
 use std::path::PathBuf;
@@ -21,13 +22,23 @@ fn network() -> Value {
 }
 
 /// A PID namespace as a container has it. Its first process is `sh`.
-const CONTAINER: [&str; 7] =
-    ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--mount-proc"];
+const CONTAINER: [&str; 7] = [
+    "unshare",
+    "--mount",
+    "--propagation",
+    "private",
+    "--pid",
+    "--fork",
+    "--mount-proc",
+];
 
 impl Place {
     fn new(test: &str) -> Option<Place> {
         let host = Host::new(test)?;
-        let can = Command::new(CONTAINER[0]).args(&CONTAINER[1..]).arg("true").status();
+        let can = Command::new(CONTAINER[0])
+            .args(&CONTAINER[1..])
+            .arg("true")
+            .status();
         if !can.is_ok_and(|status| status.success()) {
             skip(test, "no PID namespace with a /proc of its own here");
             return None;
@@ -43,7 +54,8 @@ impl Place {
         self.host.call(verb, container, &self.pod).ipam()
     }
 
-    /// The call where process 1 did `first`, and the caller then `change` in a mount namespace of its own.
+    /// The call where process 1 did `first`, and the caller then `change` in a mount namespace of
+    /// its own.
     fn run(&self, call: &Call, first: &str, change: &str) -> Ran {
         let (dir, run) = (self.host.dir.path().display(), self.run_dir.display());
         let begin = format!("set -e; dir={dir}; runDir={run}");
@@ -51,7 +63,10 @@ impl Place {
         let script = format!(
             "{begin}; {first}; unshare --mount --propagation private sh -c '{inner}' sh \"$@\" || exit $?; exit 0"
         );
-        let wrapper: Vec<&str> = CONTAINER.into_iter().chain(["sh", "-c", &script, "sh"]).collect();
+        let wrapper: Vec<&str> = CONTAINER
+            .into_iter()
+            .chain(["sh", "-c", &script, "sh"])
+            .collect();
         call.clone().under(&wrapper).run(&network())
     }
 
@@ -60,7 +75,8 @@ impl Place {
         self.run(&self.call("STATUS", ""), first, change).ok();
         self.run(&self.call("ADD", "c1"), first, change).ok();
         assert!(self.run_dir.join("leases/node-1/p").exists());
-        self.run(&self.call("GC", "").var("CNI_NETNS", ""), first, change).ok();
+        self.run(&self.call("GC", "").var("CNI_NETNS", ""), first, change)
+            .ok();
         self.run(&self.call("DEL", "c1"), first, change).ok();
         self.run(&self.call("DEL", "c1"), first, change).ok();
         fs::remove_dir_all(&self.run_dir).unwrap();
@@ -68,18 +84,36 @@ impl Place {
         let _ = fs::remove_file(self.run_dir.with_extension("begun"));
     }
 
-    /// Nothing is written, and the mounts are told that it takes. A DEL that finds nothing does not succeed.
+    /// Nothing is written, and the mounts are told that it takes. A DEL that finds nothing does not
+    /// succeed.
     #[track_caller]
     fn is_refused(&self, first: &str, change: &str, why: &str) {
         for (verb, code) in [("STATUS", 50), ("ADD", 5), ("GC", 5), ("DEL", 5)] {
-            let netns = if verb == "GC" { "" } else { self.pod.to_str().unwrap() };
-            let ran = self.run(&self.call(verb, "c1").var("CNI_NETNS", netns), first, change);
+            let netns = if verb == "GC" {
+                ""
+            } else {
+                self.pod.to_str().unwrap()
+            };
+            let ran = self.run(
+                &self.call(verb, "c1").var("CNI_NETNS", netns),
+                first,
+                change,
+            );
             let msg = ran.error(code)["msg"].as_str().unwrap().to_owned();
-            for part in [why, "HostToContainer", "/run/netns", self.run_dir.to_str().unwrap()] {
+            for part in [
+                why,
+                "HostToContainer",
+                "/run/netns",
+                self.run_dir.to_str().unwrap(),
+            ] {
                 assert!(msg.contains(part), "{verb}: no {part:?} in {msg}");
             }
         }
-        let released = self.run(&self.call("", "").args(&["release", "--dead"]), first, change);
+        let released = self.run(
+            &self.call("", "").args(&["release", "--dead"]),
+            first,
+            change,
+        );
         assert_eq!(released.status, 1, "{released:?}");
         assert!(released.stderr.contains(why), "{released:?}");
         assert!(!self.run_dir.exists());
@@ -90,15 +124,23 @@ const ANOTHER: &str = "process 1";
 
 #[test]
 fn a_run_folder_that_process_1_does_not_see_is_refused() {
-    let Some(place) = Place::new("place::own") else { return };
+    let Some(place) = Place::new("place::own") else {
+        return;
+    };
     place.is_refused("true", "mount -t tmpfs tmpfs /run", ANOTHER);
-    place.is_refused("true", "mount -t tmpfs tmpfs /run; mkdir -p $runDir/leases", ANOTHER);
+    place.is_refused(
+        "true",
+        "mount -t tmpfs tmpfs /run; mkdir -p $runDir/leases",
+        ANOTHER,
+    );
 }
 
 /// What was leased in such a place by 0.1.0 is given back there.
 #[test]
 fn del_in_a_container_gives_back_what_it_finds_there() {
-    let Some(place) = Place::new("place::del") else { return };
+    let Some(place) = Place::new("place::del") else {
+        return;
+    };
     place.run(&place.call("ADD", "c1"), "true", "true").ok();
     let own = "mkdir -p $dir/own; cp -a $runDir/. $dir/own; mount --bind $dir/own $runDir";
     place.run(&place.call("ADD", "c2"), "true", own).error(5);
@@ -113,13 +155,18 @@ fn del_in_a_container_gives_back_what_it_finds_there() {
 /// Where process 1 is the container's own.
 #[test]
 fn a_run_folder_on_an_overlay_is_refused() {
-    let Some(place) = Place::new("place::overlay") else { return };
+    let Some(place) = Place::new("place::overlay") else {
+        return;
+    };
     // On a tmpfs, for the folder of the test may itself be on an overlay.
     let overlay = "mkdir -p $dir/o; mount -t tmpfs tmpfs $dir/o; mkdir $dir/o/lower $dir/o/upper $dir/o/work; \
                    mount -t overlay -olowerdir=$dir/o/lower,upperdir=$dir/o/upper,workdir=$dir/o/work overlay /run";
     let probe = place.run(&place.call("VERSION", ""), overlay, "true");
     if probe.status != 0 {
-        return skip("place::overlay", &format!("no overlay can be mounted here: {}", probe.stderr.trim()));
+        return skip(
+            "place::overlay",
+            &format!("no overlay can be mounted here: {}", probe.stderr.trim()),
+        );
     }
     place.is_refused(overlay, "true", "overlay");
 }
@@ -127,11 +174,19 @@ fn a_run_folder_on_an_overlay_is_refused() {
 /// The host's namespaces, and a /run of its own: the first mount that is thought of.
 #[test]
 fn a_run_folder_on_another_file_system_than_the_namespaces_is_refused() {
-    let Some(place) = Place::new("place::netns") else { return };
+    let Some(place) = Place::new("place::netns") else {
+        return;
+    };
     let mounts = "mkdir -p $dir/netns; mount --rbind /run/netns $dir/netns; mount -t tmpfs tmpfs /run; \
                   mkdir /run/netns; mount --rbind $dir/netns /run/netns";
-    let (add, why) = (place.call("ADD", "c1"), "is on another file system than /run/netns");
-    let msg = place.run(&add, mounts, "true").error(5)["msg"].as_str().unwrap().to_owned();
+    let (add, why) = (
+        place.call("ADD", "c1"),
+        "is on another file system than /run/netns",
+    );
+    let msg = place.run(&add, mounts, "true").error(5)["msg"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     assert!(msg.contains(why), "{msg}");
     assert!(!place.run_dir.exists());
     // With the host's run folder it is right.
@@ -143,12 +198,17 @@ fn a_run_folder_on_another_file_system_than_the_namespaces_is_refused() {
 
 #[test]
 fn the_host_and_all_who_see_its_run_may_work() {
-    let Some(place) = Place::new("place::host") else { return };
+    let Some(place) = Place::new("place::host") else {
+        return;
+    };
     for (first, change) in [
         ("true", "true"),
         // kubens, and services with PrivateTmp.
         ("true", "mount -t tmpfs tmpfs /mnt"),
-        ("true", "mkdir -p $dir/bind; mount --bind /run $dir/bind; mount --rbind /run /run"),
+        (
+            "true",
+            "mkdir -p $dir/bind; mount --bind /run $dir/bind; mount --rbind /run /run",
+        ),
     ] {
         place.works(first, change);
     }
@@ -162,7 +222,9 @@ fn the_host_and_all_who_see_its_run_may_work() {
 /// It changes its root to the host's.
 #[test]
 fn thick_multus_may_work() {
-    let Some(place) = Place::new("place::chroot") else { return };
+    let Some(place) = Place::new("place::chroot") else {
+        return;
+    };
     let chroot = "mkdir -p $dir/host; mount --rbind / $dir/host; mount -t tmpfs tmpfs /run; set -- chroot $dir/host \"$@\"";
     place.works("true", chroot);
 }

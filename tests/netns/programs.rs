@@ -27,6 +27,10 @@ pub fn rail_ipam() -> &'static str {
 /// The tool for people, which is a package of its own beside the plugins.
 pub fn railctl() -> PathBuf {
     let path = Path::new(RAIL_CNI).with_file_name("railctl");
-    assert!(path.exists(), "no {}: run `cargo build --package railctl` first", path.display());
+    assert!(
+        path.exists(),
+        "no {}: run `cargo build --package railctl` first",
+        path.display()
+    );
     path
 }

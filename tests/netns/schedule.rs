@@ -1,4 +1,5 @@
-//! Runs two processes, of which only one makes system calls at a time: a schedule says when the other one's turn is.
+//! Runs two processes, of which only one makes system calls at a time: a schedule says when the
+//! other one's turn is.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
@@ -19,7 +20,8 @@ use serde_json::Value;
 use crate::harness::{Call, Ran};
 use crate::tracer::{self, Point, WAITING};
 
-/// More calls that the other process has no part in: on signals, threads and descriptors of the process itself.
+/// More calls that the other process has no part in: on signals, threads and descriptors of the
+/// process itself.
 const OWN: [i64; 15] = [
     libc::SYS_arch_prctl,
     libc::SYS_rt_sigreturn,
@@ -44,9 +46,10 @@ const CHILDREN: [i64; 2] = [libc::SYS_wait4, libc::SYS_waitid];
 /// Calls by which a process pauses. How many there are depends on the time, so they have no number.
 const PAUSES: [i64; 2] = [libc::SYS_nanosleep, libc::SYS_clock_nanosleep];
 
-/// Who runs when: `first` until it is about to make its call number `until[0]`, the other one until its call number
-/// `until[1]`, then the first to its end and the other to its end. Who waits for the other one lets it run meanwhile, and
-/// goes on with its turn once the lock is free that it waits for.
+/// Who runs when: `first` until it is about to make its call number `until[0]`, the other one until
+/// its call number `until[1]`, then the first to its end and the other to its end. Who waits for
+/// the other one lets it run meanwhile, and goes on with its turn once the lock is free that it
+/// waits for.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {
     pub first: usize,
@@ -79,9 +82,11 @@ pub struct Outcome {
     pub ran: [Ran; 2],
     /// How many calls each made.
     pub calls: [usize; 2],
-    /// How many calls the other one had made when its program began: before, it had only been loaded.
+    /// How many calls the other one had made when its program began: before, it had only been
+    /// loaded.
     pub begun_after: [usize; 2],
-    /// The number of the last call with which it emptied a file, as it does with the note of a lock.
+    /// The number of the last call with which it emptied a file, as it does with the note of a
+    /// lock.
     pub emptied_at: [usize; 2],
     /// In their order, without the last one, which an end is.
     pub switches: Vec<Switch>,
@@ -94,19 +99,34 @@ impl Outcome {
 
     /// Whether a switch of the schedule came.
     pub fn has_switched(&self) -> bool {
-        self.switches.iter().any(|switch| switch.why == Why::Planned)
+        self.switches
+            .iter()
+            .any(|switch| switch.why == Why::Planned)
     }
 
     /// Whether both switches of the schedule came.
     pub fn went_as_planned(&self) -> bool {
-        let is_there = |from| self.switches.iter().any(|one| one.from == from && one.why == Why::Planned);
+        let is_there = |from| {
+            self.switches
+                .iter()
+                .any(|one| one.from == from && one.why == Why::Planned)
+        };
         is_there(0) && is_there(1)
     }
 
-    /// What tells this order from others. When a process waits follows from the switches before, so only those of the
-    /// schedule have their number.
+    /// What tells this order from others. When a process waits follows from the switches before, so
+    /// only those of the schedule have their number.
     pub fn order(&self) -> Vec<(usize, usize)> {
-        let place = |switch: &Switch| (switch.from, if switch.why == Why::Planned { switch.call } else { 0 });
+        let place = |switch: &Switch| {
+            (
+                switch.from,
+                if switch.why == Why::Planned {
+                    switch.call
+                } else {
+                    0
+                },
+            )
+        };
         self.switches.iter().map(place).collect()
     }
 }
@@ -124,9 +144,17 @@ impl Last {
     fn note(&mut self, point: &Point) {
         let [fd, ..] = point.arguments;
         match point.number {
-            libc::SYS_flock => self.lock = fs::read_link(format!("/proc/{}/fd/{fd}", point.pid)).ok(),
+            libc::SYS_flock => {
+                self.lock = fs::read_link(format!("/proc/{}/fd/{fd}", point.pid)).ok()
+            }
             libc::SYS_close => (),
-            number if OWN.contains(&number) || tracer::is_inward(number) || PAUSES.contains(&number) => (),
+            number
+                if OWN.contains(&number)
+                    || tracer::is_inward(number)
+                    || PAUSES.contains(&number) =>
+            {
+                ()
+            }
             _ => self.lock = None,
         }
         self.call = point.number;
@@ -164,7 +192,12 @@ struct Side {
 impl Side {
     fn start((call, config): &(Call, Value)) -> Side {
         let mut child = call.clone().under(&WAITING).command().spawn().unwrap();
-        child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(config.to_string().as_bytes())
+            .unwrap();
         let first = Pid::from_raw(child.id().cast_signed());
         tracer::seize(first);
         let members = HashSet::from([first]);
@@ -206,7 +239,11 @@ impl Side {
         }
         if PAUSES.contains(&point.number) {
             self.waits_for = last.lock.clone();
-            return if waits_for_own { Made::Nothing } else { Made::Pause };
+            return if waits_for_own {
+                Made::Nothing
+            } else {
+                Made::Pause
+            };
         }
         self.calls += 1;
         match point.number {
@@ -222,9 +259,23 @@ impl Side {
 
     fn ran(&mut self) -> Ran {
         let (mut stdout, mut stderr) = (String::new(), String::new());
-        self.child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
-        self.child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-        Ran { status: self.status.unwrap(), stdout, stderr }
+        self.child
+            .stdout
+            .take()
+            .unwrap()
+            .read_to_string(&mut stdout)
+            .unwrap();
+        self.child
+            .stderr
+            .take()
+            .unwrap()
+            .read_to_string(&mut stderr)
+            .unwrap();
+        Ran {
+            status: self.status.unwrap(),
+            stdout,
+            stderr,
+        }
     }
 }
 
@@ -247,9 +298,17 @@ pub fn run(calls: &[(Call, Value); 2], schedule: Schedule) -> Outcome {
         let switches = follow(&mut sides, schedule);
         drop(ended);
         let calls = [sides[0].calls, sides[1].calls];
-        let begun_after = sides.each_ref().map(|side| side.begun_after.unwrap_or(usize::MAX));
+        let begun_after = sides
+            .each_ref()
+            .map(|side| side.begun_after.unwrap_or(usize::MAX));
         let emptied_at = sides.each_ref().map(|side| side.emptied_at);
-        Outcome { ran: sides.each_mut().map(Side::ran), calls, begun_after, emptied_at, switches }
+        Outcome {
+            ran: sides.each_mut().map(Side::ran),
+            calls,
+            begun_after,
+            emptied_at,
+            switches,
+        }
     })
 }
 
@@ -275,7 +334,11 @@ fn follow(sides: &mut [Side; 2], schedule: Schedule) -> Vec<Switch> {
         let stopped = waitpid(None, Some(flags)).unwrap();
         let pid = stopped.pid().unwrap();
         let Some(side) = sides.iter().position(|side| side.members.contains(&pid)) else {
-            let signal = if let WaitStatus::Stopped(_, signal) = stopped { Some(signal) } else { None };
+            let signal = if let WaitStatus::Stopped(_, signal) = stopped {
+                Some(signal)
+            } else {
+                None
+            };
             unknown.insert(pid, signal);
             continue;
         };
@@ -286,12 +349,20 @@ fn follow(sides: &mut [Side; 2], schedule: Schedule) -> Vec<Switch> {
         match stopped {
             WaitStatus::Exited(_, code) => {
                 now.members.remove(&pid);
-                now.status = if pid == now.first { Some(code) } else { now.status };
+                now.status = if pid == now.first {
+                    Some(code)
+                } else {
+                    now.status
+                };
                 continue;
             }
             WaitStatus::Signaled(_, by, _) => {
                 now.members.remove(&pid);
-                now.status = if pid == now.first { Some(128 + by as i32) } else { now.status };
+                now.status = if pid == now.first {
+                    Some(128 + by as i32)
+                } else {
+                    now.status
+                };
                 continue;
             }
             WaitStatus::Stopped(_, with) => signal = Some(with),
@@ -335,7 +406,11 @@ fn follow(sides: &mut [Side; 2], schedule: Schedule) -> Vec<Switch> {
         }
         now.held.push((pid, signal));
         if let Some(why) = why {
-            switches.push(Switch { from: active, call: now.calls, why });
+            switches.push(Switch {
+                from: active,
+                call: now.calls,
+                why,
+            });
             if why == Why::Planned {
                 until[active] = usize::MAX;
             }

@@ -1,5 +1,6 @@
-//! A run as a tenant: whoever writes networks, the annotation of his pod, and is root in his pod's own namespaces.
-//! After each attack the node, the pod of another tenant and the next pod are as they should be (docs/security.md).
+//! A run as a tenant: whoever writes networks, the annotation of his pod, and is root in his pod's
+//! own namespaces. After each attack the node, the pod of another tenant and the next pod are as
+//! they should be (docs/security.md).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +12,8 @@ use serde_json::{Value, json};
 
 use crate::harness::{Call, Host, Ran, Sleeper, pf_address, rail, skip, vf_address, with};
 
-/// The device that is attacked is the VF of rail 0, the other tenant has that of rail 1, that of rail 2 is free.
+/// The device that is attacked is the VF of rail 0, the other tenant has that of rail 1, that of
+/// rail 2 is free.
 const MINE: u8 = 0;
 const OTHERS: u8 = 1;
 const FREE: u8 = 2;
@@ -30,7 +32,10 @@ struct Node {
 }
 
 fn network(of: u8) -> Value {
-    with(rail(of), json!({"device": null, "deviceID": vf_address(of)}))
+    with(
+        rail(of),
+        json!({"device": null, "deviceID": vf_address(of)}),
+    )
 }
 
 impl Node {
@@ -42,8 +47,14 @@ impl Node {
             let plan = host.path(&format!("store/node-1/rail-{rail}.json"));
             let planned: Value = serde_json::from_slice(&fs::read(&plan).unwrap()).unwrap();
             fs::write(plan, with(planned, json!({ "rail": rail })).to_string()).unwrap();
-            let (pf, of_pf) = (format!("pf{rail}"), host.path(&format!("sys/devices/{}", pf_address(rail))));
-            host.ip(&format!("link add {pf} mtu 9216 type veth peer name port{rail} netns {}", host.leaf()));
+            let (pf, of_pf) = (
+                format!("pf{rail}"),
+                host.path(&format!("sys/devices/{}", pf_address(rail))),
+            );
+            host.ip(&format!(
+                "link add {pf} mtu 9216 type veth peer name port{rail} netns {}",
+                host.leaf()
+            ));
             fs::create_dir_all(host.path(&format!("sys/class/net/{pf}"))).unwrap();
             symlink(of_pf, host.path(&format!("sys/class/net/{pf}/device"))).unwrap();
         }
@@ -65,7 +76,10 @@ impl Node {
         give_eth0(&host, &pod);
         // The host's end of the other pod's eth0, and the node's own network.
         host.ip("link add cali1 type veth peer name eth0");
-        host.ip(&format!("link set eth0 netns {}", other.file_name().unwrap().to_str().unwrap()));
+        host.ip(&format!(
+            "link set eth0 netns {}",
+            other.file_name().unwrap().to_str().unwrap()
+        ));
         host.ip("link set cali1 up");
         host.ip("route add 10.244.0.7/32 dev cali1");
         host.ip("link add br0 type bridge");
@@ -78,18 +92,29 @@ impl Node {
         let others = with(network(OTHERS), info);
         let added = host.call("ADD", "c-other", &other).run(&others).ok().json();
         let others = with(others, json!({ "prevResult": added }));
-        let mut node = Node { host, pod, next, other, others, node: json!(0), other_before: json!(0) };
+        let mut node = Node {
+            host,
+            pod,
+            next,
+            other,
+            others,
+            node: json!(0),
+            other_before: json!(0),
+        };
         (node.node, node.other_before) = (node.state(), node.state_of_other());
         Some(node)
     }
 
-    /// All that must be as it was on the node, beside the run folder: that is known by its leases and records.
+    /// All that must be as it was on the node, beside the run folder: that is known by its leases
+    /// and records.
     fn state(&self) -> Value {
         let mut files = BTreeMap::new();
         files_below(self.host.dir.path(), &mut files);
         // These grow, and are looked at by themselves; the run folder has locks.
         files.retain(|name, _| {
-            !["/run/", "/log/", "/bin/", "/netlogs/"].iter().any(|part| name.contains(part))
+            !["/run/", "/log/", "/bin/", "/netlogs/"]
+                .iter()
+                .any(|part| name.contains(part))
         });
         json!({"links": links(&self.host, None), "more": self.host.snapshot(), "files": files,
             "routes": routes(&self.host, None)})
@@ -103,31 +128,56 @@ impl Node {
         self.host.call(verb, "c1", &self.pod)
     }
 
-    /// What must hold when the attacker is gone: the node and the other pod are as they were, and the next pod gets
-    /// the device that was attacked, and gives it back.
+    /// What must hold when the attacker is gone: the node and the other pod are as they were, and
+    /// the next pod gets the device that was attacked, and gives it back.
     #[track_caller]
     fn stands(&self, attack: &str) {
-        assert_same(&self.state(), &self.node, &format!("the node after: {attack}"));
+        assert_same(
+            &self.state(),
+            &self.node,
+            &format!("the node after: {attack}"),
+        );
         self.other_stands(attack);
         let call = |verb: &str| self.host.call(verb, "c-next", &self.next);
         let added = call("ADD").run(&network(MINE));
         assert_eq!(added.status, 0, "the next pod after: {attack}: {added:?}");
         let checked = with(network(MINE), json!({"prevResult": added.json()}));
         let checked = call("CHECK").run(&checked);
-        assert_eq!(checked.status, 0, "the next pod after: {attack}: {checked:?}");
+        assert_eq!(
+            checked.status, 0,
+            "the next pod after: {attack}: {checked:?}"
+        );
         let deleted = call("DEL").run(&network(MINE));
-        assert_eq!(deleted.status, 0, "the next pod after: {attack}: {deleted:?}");
-        assert_same(&self.state(), &self.node, &format!("the node after the next pod after: {attack}"));
+        assert_eq!(
+            deleted.status, 0,
+            "the next pod after: {attack}: {deleted:?}"
+        );
+        assert_same(
+            &self.state(),
+            &self.node,
+            &format!("the node after the next pod after: {attack}"),
+        );
     }
 
     #[track_caller]
     fn other_stands(&self, attack: &str) {
-        assert_same(&self.state_of_other(), &self.other_before, &format!("the other pod after: {attack}"));
-        let checked = self.host.call("CHECK", "c-other", &self.other).run(&self.others);
-        assert_eq!(checked.status, 0, "the other pod after: {attack}: {checked:?}");
+        assert_same(
+            &self.state_of_other(),
+            &self.other_before,
+            &format!("the other pod after: {attack}"),
+        );
+        let checked = self
+            .host
+            .call("CHECK", "c-other", &self.other)
+            .run(&self.others);
+        assert_eq!(
+            checked.status, 0,
+            "the other pod after: {attack}: {checked:?}"
+        );
     }
 
-    /// ADD is refused with this code, and says these words. The DEL that a runtime sends then finds nothing.
+    /// ADD is refused with this code, and says these words. The DEL that a runtime sends then finds
+    /// nothing.
     #[track_caller]
     fn refuses(&self, attack: &str, call: &Call, config: &[u8], code: u64, words: &[&str]) {
         let refused = call.run_with(config);
@@ -152,7 +202,11 @@ impl Node {
         look(&added);
         self.other_stands(attack);
         let default = self.host.ip_in(&self.pod, "route show default");
-        assert_eq!(default.replace("linkdown", "").trim(), "default dev eth0 scope link", "{attack}");
+        assert_eq!(
+            default.replace("linkdown", "").trim(),
+            "default dev eth0 scope link",
+            "{attack}"
+        );
         let deleted = call.clone().var("CNI_COMMAND", "DEL").run(config);
         assert_eq!(deleted.status, 0, "{attack}: {deleted:?}");
         self.stands(attack);
@@ -175,7 +229,11 @@ fn assert_same(now: &Value, before: &Value, what: &str) {
 fn differing(now: &Value, before: &Value, at: &str, found: &mut Vec<String>) {
     match (now, before) {
         (Value::Object(new), Value::Object(old)) => {
-            for key in new.keys().chain(old.keys()).collect::<std::collections::BTreeSet<_>>() {
+            for key in new
+                .keys()
+                .chain(old.keys())
+                .collect::<std::collections::BTreeSet<_>>()
+            {
                 differing(&now[key], &before[key], &format!("{at} {key}"), found);
             }
         }
@@ -201,7 +259,10 @@ fn files_below(dir: &Path, files: &mut BTreeMap<String, String>) {
         } else if path.is_dir() {
             files_below(&path, files);
         } else {
-            files.insert(name, String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned());
+            files.insert(
+                name,
+                String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned(),
+            );
         }
     }
 }
@@ -222,21 +283,30 @@ fn links(host: &Host, netns: Option<&Path>) -> BTreeMap<String, Value> {
     ];
     let all = host.json(netns, "addr show");
     let one = |link: &Value| {
-        let mut kept: serde_json::Map<_, _> =
-            told.iter().map(|key| ((*key).to_owned(), link[key].clone())).collect();
+        let mut kept: serde_json::Map<_, _> = told
+            .iter()
+            .map(|key| ((*key).to_owned(), link[key].clone()))
+            .collect();
         // Whether there is a carrier, and what the kernel makes of it, takes a moment.
         let flags = link["flags"].as_array().into_iter().flatten();
-        let flags: Vec<_> =
-            flags.filter(|flag| *flag != "LOWER_UP" && *flag != "NO-CARRIER").cloned().collect();
+        let flags: Vec<_> = flags
+            .filter(|flag| *flag != "LOWER_UP" && *flag != "NO-CARRIER")
+            .cloned()
+            .collect();
         let addresses = link["addr_info"].as_array().into_iter().flatten();
-        let addresses: Vec<_> =
-            addresses.filter(|one| one["scope"] != "link").map(|one| one["local"].clone()).collect();
+        let addresses: Vec<_> = addresses
+            .filter(|one| one["scope"] != "link")
+            .map(|one| one["local"].clone())
+            .collect();
         kept.extend([
             ("flags".to_owned(), flags.into()),
             ("addresses".to_owned(), addresses.into()),
             ("kind".to_owned(), link["linkinfo"]["info_kind"].clone()),
         ]);
-        (link["ifname"].as_str().unwrap().to_owned(), Value::Object(kept))
+        (
+            link["ifname"].as_str().unwrap().to_owned(),
+            Value::Object(kept),
+        )
     };
     all.as_array().unwrap().iter().map(one).collect()
 }
@@ -244,10 +314,20 @@ fn links(host: &Host, netns: Option<&Path>) -> BTreeMap<String, Value> {
 /// Routes of all tables and rules, but what every link has by itself.
 fn routes(host: &Host, netns: Option<&Path>) -> Vec<String> {
     let run = |args: &str| netns.map_or_else(|| host.ip(args), |netns| host.ip_in(netns, args));
-    let all = ["-4 route show table all", "-6 route show table all", "-4 rule", "-6 rule"].map(run);
+    let all = [
+        "-4 route show table all",
+        "-6 route show table all",
+        "-4 rule",
+        "-6 rule",
+    ]
+    .map(run);
     let own = |line: &&str| !line.contains("fe80:") && !line.contains("ff00::");
     // Whether a carrier is there is noted on the route.
-    all.iter().flat_map(|text| text.lines()).filter(own).map(|line| line.replace(" linkdown", "")).collect()
+    all.iter()
+        .flat_map(|text| text.lines())
+        .filter(own)
+        .map(|line| line.replace(" linkdown", ""))
+        .collect()
 }
 
 // What a network holds.
@@ -255,7 +335,9 @@ fn routes(host: &Host, netns: Option<&Path>) -> Vec<String> {
 /// Files of the node are the operator's, names are names.
 #[test]
 fn no_network_reads_or_writes_a_file_of_the_node() {
-    let Some(node) = Node::new("paths") else { return };
+    let Some(node) = Node::new("paths") else {
+        return;
+    };
     let at = |path: &str| node.host.path(path).display().to_string();
     let info = |path: &str| json!({"runtimeConfig": {"CNIDeviceInfoFile": at(path)}});
     let long = json!({"runtimeConfig": {"CNIDeviceInfoFile": at(&format!("devinfo/{}", "x".repeat(300)))}});
@@ -268,16 +350,36 @@ fn no_network_reads_or_writes_a_file_of_the_node() {
             7,
             vec!["net1 of container c-other"],
         ),
-        ("a device-info file outside of its folder", info("canary/file"), 7, vec!["deviceInfoDir"]),
+        (
+            "a device-info file outside of its folder",
+            info("canary/file"),
+            7,
+            vec!["deviceInfoDir"],
+        ),
         (
             "a device-info file out of its folder by ..",
             info("devinfo/../canary/file"),
             7,
             vec!["deviceInfoDir"],
         ),
-        ("a device-info file below its folder", info("devinfo/below/file"), 7, vec!["deviceInfoDir"]),
-        ("the device-info folder itself", info("devinfo/.."), 7, vec!["deviceInfoDir"]),
-        ("a device-info file that no folder can hold", long, 7, vec!["CNIDeviceInfoFile"]),
+        (
+            "a device-info file below its folder",
+            info("devinfo/below/file"),
+            7,
+            vec!["deviceInfoDir"],
+        ),
+        (
+            "the device-info folder itself",
+            info("devinfo/.."),
+            7,
+            vec!["deviceInfoDir"],
+        ),
+        (
+            "a device-info file that no folder can hold",
+            long,
+            7,
+            vec!["CNIDeviceInfoFile"],
+        ),
         (
             "a kernel path outside of sysfs",
             json!({"kernelpath": "/etc/passwd"}),
@@ -290,21 +392,76 @@ fn no_network_reads_or_writes_a_file_of_the_node() {
             7,
             vec!["kernelpath"],
         ),
-        ("a network's name is a path", json!({"name": "../../etc/x"}), 7, vec!["network name"]),
-        ("a network's name is a folder", json!({"name": ".."}), 7, vec!["network name"]),
-        ("a network's name has a line feed", json!({"name": "a\nb"}), 7, vec!["network name"]),
-        ("a pool's name is a path", pool("../../store/node-1/rail-0"), 7, vec!["pool"]),
+        (
+            "a network's name is a path",
+            json!({"name": "../../etc/x"}),
+            7,
+            vec!["network name"],
+        ),
+        (
+            "a network's name is a folder",
+            json!({"name": ".."}),
+            7,
+            vec!["network name"],
+        ),
+        (
+            "a network's name has a line feed",
+            json!({"name": "a\nb"}),
+            7,
+            vec!["network name"],
+        ),
+        (
+            "a pool's name is a path",
+            pool("../../store/node-1/rail-0"),
+            7,
+            vec!["pool"],
+        ),
         ("a pool's name is a folder", pool(".."), 7, vec!["pool"]),
-        ("a pool's name is another node's", pool("../node-2/rail-0"), 7, vec!["pool"]),
-        ("an IPAM is any program", ipam("../../../bin/sh"), 7, vec!["ipam.type"]),
-        ("an IPAM is any program, absolutely", ipam("/bin/sh"), 7, vec!["ipam.type"]),
+        (
+            "a pool's name is another node's",
+            pool("../node-2/rail-0"),
+            7,
+            vec!["pool"],
+        ),
+        (
+            "an IPAM is any program",
+            ipam("../../../bin/sh"),
+            7,
+            vec!["ipam.type"],
+        ),
+        (
+            "an IPAM is any program, absolutely",
+            ipam("/bin/sh"),
+            7,
+            vec!["ipam.type"],
+        ),
         ("an IPAM is the folder", ipam(".."), 7, vec!["ipam.type"]),
-        ("the IPAM is rail-cni itself", ipam("rail-cni"), 7, vec!["rail-cni"]),
+        (
+            "the IPAM is rail-cni itself",
+            ipam("rail-cni"),
+            7,
+            vec!["rail-cni"],
+        ),
         ("the IPAM is macvlan", ipam("macvlan"), 7, vec!["macvlan"]),
         ("the IPAM is tuning", ipam("tuning"), 7, vec!["tuning"]),
-        ("the IPAM is host-device", ipam("host-device"), 7, vec!["host-device"]),
-        ("the IPAM is no plugin at all", ipam("no-such"), 7, vec!["no-such"]),
-        ("the IPAM is a plugin that nobody has heard of", ipam("route-warden"), 7, vec!["route-warden"]),
+        (
+            "the IPAM is host-device",
+            ipam("host-device"),
+            7,
+            vec!["host-device"],
+        ),
+        (
+            "the IPAM is no plugin at all",
+            ipam("no-such"),
+            7,
+            vec!["no-such"],
+        ),
+        (
+            "the IPAM is a plugin that nobody has heard of",
+            ipam("route-warden"),
+            7,
+            vec!["route-warden"],
+        ),
     ];
     for (attack, more, code, words) in table {
         let config = node.asking(more).to_string();
@@ -317,15 +474,28 @@ fn no_network_reads_or_writes_a_file_of_the_node() {
         ("a hidden log file", at("netlogs/.hidden")),
         ("a log file that is a link", at("netlogs/link")),
         ("a log file that is a device", "/dev/zero".to_owned()),
-        ("a log file with a line feed", format!("{}\nx", at("netlogs/a"))),
+        (
+            "a log file with a line feed",
+            format!("{}\nx", at("netlogs/a")),
+        ),
     ] {
-        node.serves(attack, &node.call("ADD"), &node.asking(json!({ "logFile": file })), |_| ());
+        node.serves(
+            attack,
+            &node.call("ADD"),
+            &node.asking(json!({ "logFile": file })),
+            |_| (),
+        );
     }
     // A link in the folder is replaced, and what it leads to is not.
     let file = node.host.path("devinfo/link");
     symlink(node.host.path("canary/file"), &file).unwrap();
     let asked = node.asking(json!({"runtimeConfig": {"CNIDeviceInfoFile": file}}));
-    node.serves("a device-info file that is a link", &node.call("ADD"), &asked, |_| ());
+    node.serves(
+        "a device-info file that is a link",
+        &node.call("ADD"),
+        &asked,
+        |_| (),
+    );
     let left = fs::read_dir(node.host.path("netlogs")).unwrap().count();
     assert_eq!(left, 1, "files that no network may make");
 }
@@ -333,7 +503,9 @@ fn no_network_reads_or_writes_a_file_of_the_node() {
 /// Another pod's, the host's, another rail's.
 #[test]
 fn no_network_gets_a_device_that_is_not_free_and_of_its_rail() {
-    let Some(node) = Node::new("devices") else { return };
+    let Some(node) = Node::new("devices") else {
+        return;
+    };
     let mac = |name: &str, netns: Option<&Path>| links(&node.host, netns)[name]["address"].clone();
     let by = |key: &str, value: Value| {
         let more = json!({"deviceID": null, key: value});
@@ -354,25 +526,78 @@ fn no_network_gets_a_device_that_is_not_free_and_of_its_rail() {
             11,
             held(),
         ),
-        ("the other pod's VF by its name", by("device", json!("vf1")), 11, held()),
-        ("the other pod's VF by its MAC", by("hwaddr", mac("net1", Some(&node.other))), 11, held()),
-        ("the other pod's VF by its path", by("kernelpath", json!(others_path)), 7, vec![]),
-        ("the host's end of the other pod", by("device", json!("cali1")), 7, vec!["cali1"]),
-        ("the same by its MAC", by("hwaddr", mac("cali1", None)), 7, vec!["cali1"]),
-        ("the node's bridge", by("device", json!("br0")), 7, vec!["br0"]),
-        ("the node's uplink by an altname", by("device", json!("uplink")), 7, vec!["name0"]),
-        ("the loopback device", by("device", json!("lo")), 7, vec!["lo"]),
+        (
+            "the other pod's VF by its name",
+            by("device", json!("vf1")),
+            11,
+            held(),
+        ),
+        (
+            "the other pod's VF by its MAC",
+            by("hwaddr", mac("net1", Some(&node.other))),
+            11,
+            held(),
+        ),
+        (
+            "the other pod's VF by its path",
+            by("kernelpath", json!(others_path)),
+            7,
+            vec![],
+        ),
+        (
+            "the host's end of the other pod",
+            by("device", json!("cali1")),
+            7,
+            vec!["cali1"],
+        ),
+        (
+            "the same by its MAC",
+            by("hwaddr", mac("cali1", None)),
+            7,
+            vec!["cali1"],
+        ),
+        (
+            "the node's bridge",
+            by("device", json!("br0")),
+            7,
+            vec!["br0"],
+        ),
+        (
+            "the node's uplink by an altname",
+            by("device", json!("uplink")),
+            7,
+            vec!["name0"],
+        ),
+        (
+            "the loopback device",
+            by("device", json!("lo")),
+            7,
+            vec!["lo"],
+        ),
         (
             "the loopback device by its MAC",
             by("hwaddr", json!("00:00:00:00:00:00")),
             7,
             vec!["00:00:00:00:00:00"],
         ),
-        ("the PF", node.asking(json!({"deviceID": pf_address(MINE)})), 7, vec!["VFs"]),
-        ("the PF by its name", by("device", json!("pf0")), 7, vec!["VFs"]),
+        (
+            "the PF",
+            node.asking(json!({"deviceID": pf_address(MINE)})),
+            7,
+            vec!["VFs"],
+        ),
+        (
+            "the PF by its name",
+            by("device", json!("pf0")),
+            7,
+            vec!["VFs"],
+        ),
         (
             "the PF by its path",
-            by("kernelpath", json!(format!("/sys/devices/{}", pf_address(MINE)))),
+            by(
+                "kernelpath",
+                json!(format!("/sys/devices/{}", pf_address(MINE))),
+            ),
             7,
             vec![],
         ),
@@ -382,8 +607,18 @@ fn no_network_gets_a_device_that_is_not_free_and_of_its_rail() {
             7,
             vec!["rail 0", "rail 2"],
         ),
-        ("a rail that the node has not", node.asking(json!({"rail": 9})), 7, vec!["9"]),
-        ("two devices", node.asking(json!({"device": "vf2"})), 7, vec!["two devices"]),
+        (
+            "a rail that the node has not",
+            node.asking(json!({"rail": 9})),
+            7,
+            vec!["9"],
+        ),
+        (
+            "two devices",
+            node.asking(json!({"device": "vf2"})),
+            7,
+            vec!["two devices"],
+        ),
         (
             "a device of the runtime's and another",
             node.asking(json!({"runtimeConfig": {"deviceID": vf_address(FREE)}})),
@@ -398,14 +633,22 @@ fn no_network_gets_a_device_that_is_not_free_and_of_its_rail() {
         ),
     ];
     for (attack, config, code, words) in table {
-        node.refuses(attack, &node.call("ADD"), config.to_string().as_bytes(), code, &words);
+        node.refuses(
+            attack,
+            &node.call("ADD"),
+            config.to_string().as_bytes(),
+            code,
+            &words,
+        );
     }
 }
 
 /// `vfKeys` is empty: a tenant is in the VLAN of the operator, and who he was made to be.
 #[test]
 fn no_network_sets_what_the_policy_keeps_to_the_operator() {
-    let Some(node) = Node::new("keys") else { return };
+    let Some(node) = Node::new("keys") else {
+        return;
+    };
     let mac = "02:00:00:00:00:66";
     let table = [
         (json!({"vlan": 7}), "vlan"),
@@ -425,50 +668,121 @@ fn no_network_sets_what_the_policy_keeps_to_the_operator() {
         (json!({"runtimeConfig": {"Mac": mac}}), "mac"),
         (json!({"args": {"cni": {"mac": mac}}}), "mac"),
         (json!({"Args": {"CNI": {"MAC": mac}}}), "mac"),
-        (json!({"runtimeConfig": {"infinibandGUID": "02:00:00:00:00:00:00:01"}}), "infinibandGUID"),
-        (json!({"args": {"cni": {"guid": "02:00:00:00:00:00:00:01"}}}), "infinibandGUID"),
+        (
+            json!({"runtimeConfig": {"infinibandGUID": "02:00:00:00:00:00:00:01"}}),
+            "infinibandGUID",
+        ),
+        (
+            json!({"args": {"cni": {"guid": "02:00:00:00:00:00:00:01"}}}),
+            "infinibandGUID",
+        ),
     ];
     for (more, key) in table {
         let config = node.asking(more.clone()).to_string();
         let words = [&format!("{key}: "), ""];
         let words = words.map(|word| word as &str);
-        node.refuses(&more.to_string(), &node.call("ADD"), config.as_bytes(), 7, &words);
+        node.refuses(
+            &more.to_string(),
+            &node.call("ADD"),
+            config.as_bytes(),
+            7,
+            &words,
+        );
     }
-    let from_args = node.call("ADD").var("CNI_ARGS", &format!("IgnoreUnknown=1;MAC={mac}"));
+    let from_args = node
+        .call("ADD")
+        .var("CNI_ARGS", &format!("IgnoreUnknown=1;MAC={mac}"));
     let config = node.asking(json!({})).to_string();
-    node.refuses("a MAC in CNI_ARGS", &from_args, config.as_bytes(), 7, &["mac: ", "policy"]);
+    node.refuses(
+        "a MAC in CNI_ARGS",
+        &from_args,
+        config.as_bytes(),
+        7,
+        &["mac: ", "policy"],
+    );
     for (attack, text) in [
-        ("a key twice, the second in another letter case", r#""vlan": 0, "Vlan": 7"#),
+        (
+            "a key twice, the second in another letter case",
+            r#""vlan": 0, "Vlan": 7"#,
+        ),
         ("a key twice", r#""trust": "", "trust": "on""#),
-        ("a key twice below another", r#""runtimeConfig": {"mac": "", "MAC": "02:00:00:00:00:66"}"#),
+        (
+            "a key twice below another",
+            r#""runtimeConfig": {"mac": "", "MAC": "02:00:00:00:00:66"}"#,
+        ),
     ] {
         let config = format!("{}, {text}}}", &config[..config.len() - 1]);
-        node.refuses(attack, &node.call("ADD"), config.as_bytes(), 7, &["appears twice"]);
+        node.refuses(
+            attack,
+            &node.call("ADD"),
+            config.as_bytes(),
+            7,
+            &["appears twice"],
+        );
     }
 }
 
 /// Those of other pods, of the gateway, of other nodes; and who else asks for them.
 #[test]
 fn no_network_gets_an_address_that_is_not_free_and_of_its_rail() {
-    let Some(node) = Node::new("addresses") else { return };
+    let Some(node) = Node::new("addresses") else {
+        return;
+    };
     let ips = |address: &str| json!({"runtimeConfig": {"ips": [address]}});
     let pool = |more: Value| json!({"ipam": with(json!({"type": "rail-ipam"}), more)});
     let inline = |name: &str, cidr: &str| {
         let first = format!("{}/31", cidr.split_once('/').unwrap().0);
         let mine = json!([{"nodeName": "node-1", "prefix": first}]);
-        pool(json!({"pool": name, "cidr": cidr, "perNodeNetworkPrefix": 31, "staticAllocations": mine}))
+        pool(
+            json!({"pool": name, "cidr": cidr, "perNodeNetworkPrefix": 31, "staticAllocations": mine}),
+        )
     };
     let table = [
-        ("the gateway's", ips("172.16.0.1"), 7, vec!["172.16.0.1", "gateway"]),
+        (
+            "the gateway's",
+            ips("172.16.0.1"),
+            7,
+            vec!["172.16.0.1", "gateway"],
+        ),
         ("the other pod's", ips("172.18.0.0"), 7, vec!["172.18.0.0"]),
         ("another node's", ips("172.16.0.2"), 7, vec!["172.16.0.2"]),
         ("a whole network", ips("0.0.0.0/0"), 7, vec!["0.0.0.0"]),
-        ("the gateway's by args", json!({"args": {"cni": {"ips": ["172.16.0.1"]}}}), 7, vec!["gateway"]),
-        ("the other pod's pool", pool(json!({"pool": "rail-1"})), 7, vec!["rail-1"]),
-        ("a free pool of another rail", pool(json!({"pool": "rail-2"})), 7, vec!["rail-2"]),
-        ("both rails' pools", pool(json!({"pool": "rail-0,rail-1"})), 7, vec!["rail-1"]),
-        ("a pool that is none", pool(json!({"pool": "rail-9"})), 7, vec!["rail-9"]),
-        ("a pool of its own", inline("mine", "10.9.0.0/24"), 7, vec!["inlinePools"]),
+        (
+            "the gateway's by args",
+            json!({"args": {"cni": {"ips": ["172.16.0.1"]}}}),
+            7,
+            vec!["gateway"],
+        ),
+        (
+            "the other pod's pool",
+            pool(json!({"pool": "rail-1"})),
+            7,
+            vec!["rail-1"],
+        ),
+        (
+            "a free pool of another rail",
+            pool(json!({"pool": "rail-2"})),
+            7,
+            vec!["rail-2"],
+        ),
+        (
+            "both rails' pools",
+            pool(json!({"pool": "rail-0,rail-1"})),
+            7,
+            vec!["rail-1"],
+        ),
+        (
+            "a pool that is none",
+            pool(json!({"pool": "rail-9"})),
+            7,
+            vec!["rail-9"],
+        ),
+        (
+            "a pool of its own",
+            inline("mine", "10.9.0.0/24"),
+            7,
+            vec!["inlinePools"],
+        ),
         (
             "a pool of its own, keys in capitals",
             pool(
@@ -496,14 +810,36 @@ fn no_network_gets_an_address_that_is_not_free_and_of_its_rail() {
     let mut allowed: Value = serde_json::from_str(&allowed).unwrap();
     allowed["policy"]["inlinePools"] = json!(true);
     fs::write(node.host.path("node.json"), allowed.to_string()).unwrap();
-    let node = Node { node: node.state(), ..node };
+    let node = Node {
+        node: node.state(),
+        ..node
+    };
     let mine = json!([{"nodeName": "node-1", "prefix": "172.16.0.2/31"}]);
-    let another = with(inline("mine", "172.16.0.0/24")["ipam"].clone(), json!({"staticAllocations": mine}));
+    let another = with(
+        inline("mine", "172.16.0.0/24")["ipam"].clone(),
+        json!({"staticAllocations": mine}),
+    );
     for (attack, more, word) in [
-        ("another node's by a pool of its own", json!({"ipam": another}), "172.16.0."),
-        ("a pool with the name of a planned one", inline("rail-0", "10.9.0.0/24"), "rail-0"),
-        ("a pool with the addresses of a planned one", inline("mine", "172.18.0.0/24"), "172.18.0."),
-        ("a pool of all addresses", inline("mine", "0.0.0.0/0"), "0.0.0.0/31"),
+        (
+            "another node's by a pool of its own",
+            json!({"ipam": another}),
+            "172.16.0.",
+        ),
+        (
+            "a pool with the name of a planned one",
+            inline("rail-0", "10.9.0.0/24"),
+            "rail-0",
+        ),
+        (
+            "a pool with the addresses of a planned one",
+            inline("mine", "172.18.0.0/24"),
+            "172.18.0.",
+        ),
+        (
+            "a pool of all addresses",
+            inline("mine", "0.0.0.0/0"),
+            "0.0.0.0/31",
+        ),
     ] {
         let config = node.asking(more).to_string();
         node.refuses(attack, &node.call("ADD"), config.as_bytes(), 7, &[word]);
@@ -513,27 +849,80 @@ fn no_network_gets_an_address_that_is_not_free_and_of_its_rail() {
 /// An answer of an IPAM is a tenant's word as well: he names it, and writes what it says.
 #[test]
 fn no_network_leads_the_pods_traffic_away_or_touches_others_sysctls() {
-    let Some(node) = Node::new("routes") else { return };
+    let Some(node) = Node::new("routes") else {
+        return;
+    };
     let route = |more: Value| json!({"routes": [with(json!({"dst": "10.96.0.0/12"}), more)]});
     let sysctl = |key: &str| json!({"sysctl": { key: "1" }});
-    let statics = |more: Value| json!({"cniVersion": "1.0.0", "ipam": with(json!({"type": "static"}), more)});
+    let statics =
+        |more: Value| json!({"cniVersion": "1.0.0", "ipam": with(json!({"type": "static"}), more)});
     let table = [
-        ("an MTU that the PF has not", json!({"mtu": 9217}), 7, vec!["9217", "pf0"]),
-        ("an MTU that no link has", json!({"mtu": 1}), 7, vec!["mtu: 1 "]),
-        ("a route in the kernel's table", route(json!({"table": 255})), 7, vec!["table 255"]),
+        (
+            "an MTU that the PF has not",
+            json!({"mtu": 9217}),
+            7,
+            vec!["9217", "pf0"],
+        ),
+        (
+            "an MTU that no link has",
+            json!({"mtu": 1}),
+            7,
+            vec!["mtu: 1 "],
+        ),
+        (
+            "a route in the kernel's table",
+            route(json!({"table": 255})),
+            7,
+            vec!["table 255"],
+        ),
         (
             "a route of two families",
             route(json!({"dst": "fd96::/112", "gw": "172.16.0.1"})),
             7,
             vec!["an IPv4 gateway"],
         ),
-        ("a route to the pod's own address", route(json!({"gw": "172.16.0.0"})), 7, vec!["own address"]),
-        ("a sysctl of the pod", sysctl("net.ipv4.ip_forward"), 7, vec!["net.ipv4.ip_forward"]),
-        ("a sysctl of all interfaces", sysctl("net.ipv4.conf.all.forwarding"), 7, vec!["sysctl."]),
-        ("a sysctl of eth0", sysctl("net.ipv4.conf.eth0.forwarding"), 7, vec!["sysctl."]),
-        ("a sysctl of the kernel", sysctl("kernel.core_pattern"), 7, vec!["sysctl."]),
-        ("a sysctl by ..", sysctl("net/ipv4/conf/IFNAME/../all/forwarding"), 7, vec!["sysctl."]),
-        ("a sysctl by .. at its end", sysctl("net/ipv4/conf/../../.."), 7, vec!["sysctl."]),
+        (
+            "a route to the pod's own address",
+            route(json!({"gw": "172.16.0.0"})),
+            7,
+            vec!["own address"],
+        ),
+        (
+            "a sysctl of the pod",
+            sysctl("net.ipv4.ip_forward"),
+            7,
+            vec!["net.ipv4.ip_forward"],
+        ),
+        (
+            "a sysctl of all interfaces",
+            sysctl("net.ipv4.conf.all.forwarding"),
+            7,
+            vec!["sysctl."],
+        ),
+        (
+            "a sysctl of eth0",
+            sysctl("net.ipv4.conf.eth0.forwarding"),
+            7,
+            vec!["sysctl."],
+        ),
+        (
+            "a sysctl of the kernel",
+            sysctl("kernel.core_pattern"),
+            7,
+            vec!["sysctl."],
+        ),
+        (
+            "a sysctl by ..",
+            sysctl("net/ipv4/conf/IFNAME/../all/forwarding"),
+            7,
+            vec!["sysctl."],
+        ),
+        (
+            "a sysctl by .. at its end",
+            sysctl("net/ipv4/conf/../../.."),
+            7,
+            vec!["sysctl."],
+        ),
         (
             "a sysctl of two lines",
             json!({"sysctl": {"net.ipv4.conf.IFNAME.forwarding": "1\n1"}}),
@@ -552,7 +941,12 @@ fn no_network_leads_the_pods_traffic_away_or_touches_others_sysctls() {
             7,
             vec!["30s"],
         ),
-        ("a negative timeout", json!({"gatewayProbe": "warn", "gatewayProbeTimeout": "-1s"}), 7, vec!["-1s"]),
+        (
+            "a negative timeout",
+            json!({"gatewayProbe": "warn", "gatewayProbeTimeout": "-1s"}),
+            7,
+            vec!["-1s"],
+        ),
         (
             "an endless number",
             json!({"gatewayProbeTimeout": format!("{}s", "9".repeat(400))}),
@@ -580,16 +974,31 @@ fn no_network_leads_the_pods_traffic_away_or_touches_others_sysctls() {
     let v4 = json!({"address": "10.1.1.1/24", "gateway": "10.1.1.254"});
     for (attack, more) in [
         ("a default route", route(json!({"dst": "0.0.0.0/0"}))),
-        ("a default route of best metric", route(json!({"dst": "0.0.0.0/0", "priority": 1}))),
-        ("a default route with host bits", route(json!({"dst": "1.2.3.4/0"}))),
-        ("a default route for IPv6", route(json!({"dst": "::/0", "gw": "fe80::1"}))),
+        (
+            "a default route of best metric",
+            route(json!({"dst": "0.0.0.0/0", "priority": 1})),
+        ),
+        (
+            "a default route with host bits",
+            route(json!({"dst": "1.2.3.4/0"})),
+        ),
+        (
+            "a default route for IPv6",
+            route(json!({"dst": "::/0", "gw": "fe80::1"})),
+        ),
         (
             "a default route of the IPAM",
             statics(json!({"addresses": [v4], "routes": [{"dst": "0.0.0.0/0"}]})),
         ),
-        ("the other pod's address", statics(json!({"addresses": [{"address": "172.18.0.0/31"}]}))),
+        (
+            "the other pod's address",
+            statics(json!({"addresses": [{"address": "172.18.0.0/31"}]})),
+        ),
         ("a network of Services", route(json!({}))),
-        ("another rail's network", route(json!({"dst": "172.18.0.0/15"}))),
+        (
+            "another rail's network",
+            route(json!({"dst": "172.18.0.0/15"})),
+        ),
         ("a table of another rail", route(json!({"table": 101}))),
         (
             "a previous result that lies",
@@ -602,105 +1011,206 @@ fn no_network_leads_the_pods_traffic_away_or_touches_others_sysctls() {
     }
 }
 
-/// Whoever reads a network reads no more than it can hold, and every reader of what is told sees one line.
+/// Whoever reads a network reads no more than it can hold, and every reader of what is told sees
+/// one line.
 #[test]
 fn no_network_overwhelms_or_forges() {
-    let Some(node) = Node::new("json") else { return };
+    let Some(node) = Node::new("json") else {
+        return;
+    };
     let good = node.asking(json!({})).to_string();
     let raw = |text: &str| format!("{}, {text}}}", &good[..good.len() - 1]);
-    let deep = |key: &str| raw(&format!("\"{key}\": {}{}", "[".repeat(5000), "]".repeat(5000)));
+    let deep = |key: &str| {
+        raw(&format!(
+            "\"{key}\": {}{}",
+            "[".repeat(5000),
+            "]".repeat(5000)
+        ))
+    };
     for (attack, config, words) in [
         ("a key that is too deep", deep("unheard"), vec!["unheard"]),
         ("a known key that is too deep", deep("args"), vec!["args"]),
         ("an integer that is none", raw(r#""mtu": 1e400"#), vec![]),
-        ("an MTU of all bits", raw(r#""MTU": 4294967295"#), vec!["appears twice"]),
-        ("a number for a text", raw(r#""routing": 7"#), vec!["routing"]),
+        (
+            "an MTU of all bits",
+            raw(r#""MTU": 4294967295"#),
+            vec!["appears twice"],
+        ),
+        (
+            "a number for a text",
+            raw(r#""routing": 7"#),
+            vec!["routing"],
+        ),
     ] {
         node.refuses(attack, &node.call("ADD"), config.as_bytes(), 7, &words);
     }
-    let big = |size: usize| node.asking(json!({ "unheard": "x".repeat(size) })).to_string();
+    let big = |size: usize| {
+        node.asking(json!({ "unheard": "x".repeat(size) }))
+            .to_string()
+    };
     let config = big(64 << 10);
-    node.refuses("a configuration of 64 KiB", &node.call("ADD"), config.as_bytes(), 7, &["more than 65536"]);
+    node.refuses(
+        "a configuration of 64 KiB",
+        &node.call("ADD"),
+        config.as_bytes(),
+        7,
+        &["more than 65536"],
+    );
     let config = big(4 << 20);
-    node.refuses("a configuration of 4 MiB", &node.call("ADD"), config.as_bytes(), 7, &["more than 65536"]);
+    node.refuses(
+        "a configuration of 4 MiB",
+        &node.call("ADD"),
+        config.as_bytes(),
+        7,
+        &["more than 65536"],
+    );
     let many: Vec<_> = (0..1000).map(|n| format!("key{n}")).collect();
-    let many: Value = many.into_iter().map(|key| (key, json!(1))).collect::<serde_json::Map<_, _>>().into();
+    let many: Value = many
+        .into_iter()
+        .map(|key| (key, json!(1)))
+        .collect::<serde_json::Map<_, _>>()
+        .into();
     let forged = "x\n2026-01-01T00:00:00Z forged: \u{1b}[2J\r\u{9b}\u{2028}";
     for (attack, more) in [
         ("32 KiB", json!({ "unheard": "x".repeat(32 << 10) })),
         ("a thousand keys", many),
         ("a key that forges a line", json!({ forged: 1 })),
-        ("a log file that forges a line", json!({ "logFile": forged })),
+        (
+            "a log file that forges a line",
+            json!({ "logFile": forged }),
+        ),
     ] {
         node.serves(attack, &node.call("ADD"), &node.asking(more), |_| ());
     }
     let args = format!("K8S_POD_NAMESPACE=default;K8S_POD_NAME={forged}");
     let named = node.call("ADD").var("CNI_ARGS", &args);
-    node.serves("a pod's name that forges a line", &named, &node.asking(json!({})), |_| {
-        for command in
-            [["status", "--output", "table"], ["doctor", "--output", "table"], ["reap", "--dry-run", "--all"]]
-        {
-            let told = node
-                .call("")
-                .args(&command[..command.len() - usize::from(command[0] == "reap")])
-                .run(&json!(0));
-            let all = format!("{}{}", told.stdout, told.stderr);
-            let is_bad = |letter: char| letter != '\n' && (letter.is_control() || letter == '\u{2028}');
-            assert!(
-                !all.contains(is_bad) && !all.lines().any(|line| line.starts_with("2026-01-01")),
-                "{all:?}"
-            );
-        }
-    });
+    node.serves(
+        "a pod's name that forges a line",
+        &named,
+        &node.asking(json!({})),
+        |_| {
+            for command in [
+                ["status", "--output", "table"],
+                ["doctor", "--output", "table"],
+                ["reap", "--dry-run", "--all"],
+            ] {
+                let told = node
+                    .call("")
+                    .args(&command[..command.len() - usize::from(command[0] == "reap")])
+                    .run(&json!(0));
+                let all = format!("{}{}", told.stdout, told.stderr);
+                let is_bad =
+                    |letter: char| letter != '\n' && (letter.is_control() || letter == '\u{2028}');
+                assert!(
+                    !all.contains(is_bad)
+                        && !all.lines().any(|line| line.starts_with("2026-01-01")),
+                    "{all:?}"
+                );
+            }
+        },
+    );
     let log = fs::read_to_string(node.host.path("log/node.log")).unwrap();
-    assert!(!log.lines().any(|line| line.starts_with("2026-01-01T00:00:00Z")), "a forged line in the log");
+    assert!(
+        !log.lines()
+            .any(|line| line.starts_with("2026-01-01T00:00:00Z")),
+        "a forged line in the log"
+    );
 }
 
-/// What a tenant can make a call write, and how much memory it can make it take: Multus has it in its own limit.
+/// What a tenant can make a call write, and how much memory it can make it take: Multus has it in
+/// its own limit.
 #[test]
 fn no_network_makes_a_call_large() {
-    let Some(node) = Node::new("size") else { return };
+    let Some(node) = Node::new("size") else {
+        return;
+    };
     let file = node.host.path("log/node.log");
     // `[]` is filled with as many of `part` as ADD accepts.
     let filled = |more: Value, part: &str| {
-        let text = node.asking(with(json!({"logLevel": "debug"}), more)).to_string();
+        let text = node
+            .asking(with(json!({"logLevel": "debug"}), more))
+            .to_string();
         let count = ((64 << 10) - text.len()) / (part.len() + 1);
-        text.replacen("[]", &format!("[{}]", vec![part; count.min(8_000)].join(",")), 1)
+        text.replacen(
+            "[]",
+            &format!("[{}]", vec![part; count.min(8_000)].join(",")),
+            1,
+        )
     };
     let network = |more: Value| node.asking(more).to_string();
     let keys = |count: usize| -> Value {
-        (0..count).map(|n| (format!("k{n}"), json!(0))).collect::<serde_json::Map<_, _>>().into()
+        (0..count)
+            .map(|n| (format!("k{n}"), json!(0)))
+            .collect::<serde_json::Map<_, _>>()
+            .into()
     };
-    let pool = |more: Value| json!({"ipam": with(json!({"type": "rail-ipam", "pool": "rail-0"}), more)});
+    let pool =
+        |more: Value| json!({"ipam": with(json!({"type": "rail-ipam", "pool": "rail-0"}), more)});
     let long = "k".repeat(20_000);
     let controls = "\u{85}".repeat(10_000);
     let levels = (0..100).fold(json!(0), |inner, _| json!([inner]));
     let table = [
-        ("objects that nobody reads", filled(json!({"x": []}), r#"{"":0}"#)),
+        (
+            "objects that nobody reads",
+            filled(json!({"x": []}), r#"{"":0}"#),
+        ),
         ("lists that nobody reads", filled(json!({"x": []}), "[]")),
-        ("objects as routes", filled(json!({"routes": []}), r#"{"dst":0}"#)),
-        ("wrong routes", filled(json!({"routes": []}), r#"{"dst":"0.0.0.0/0"}"#)),
-        ("objects as result", filled(json!({"prevResult": {"ips": []}}), r#"{"":0}"#)),
-        ("objects of a pool", filled(pool(json!({"routes": []})), r#"{"":0}"#)),
+        (
+            "objects as routes",
+            filled(json!({"routes": []}), r#"{"dst":0}"#),
+        ),
+        (
+            "wrong routes",
+            filled(json!({"routes": []}), r#"{"dst":"0.0.0.0/0"}"#),
+        ),
+        (
+            "objects as result",
+            filled(json!({"prevResult": {"ips": []}}), r#"{"":0}"#),
+        ),
+        (
+            "objects of a pool",
+            filled(pool(json!({"routes": []})), r#"{"":0}"#),
+        ),
         ("texts", filled(json!({"dns": {"search": []}}), r#""a""#)),
-        ("arguments", filled(json!({"args": {"cni": {"ips": []}}}), r#"{"":0}"#)),
-        ("the same key below a long one", filled(json!({"args": {&long: []}}), r#"{"a":0,"a":0}"#)),
-        ("levels below a long key", network(json!({"args": {&long: levels}}))),
+        (
+            "arguments",
+            filled(json!({"args": {"cni": {"ips": []}}}), r#"{"":0}"#),
+        ),
+        (
+            "the same key below a long one",
+            filled(json!({"args": {&long: []}}), r#"{"a":0,"a":0}"#),
+        ),
+        (
+            "levels below a long key",
+            network(json!({"args": {&long: levels}})),
+        ),
         ("a long value", network(json!({"mtu": "x".repeat(60_000)}))),
-        ("a long version", network(json!({"cniVersion": "x".repeat(60_000)}))),
+        (
+            "a long version",
+            network(json!({"cniVersion": "x".repeat(60_000)})),
+        ),
         ("a long name", network(json!({"name": "x".repeat(60_000)}))),
         ("keys", network(keys(5_000))),
         ("keys of the pool", network(pool(keys(5_000)))),
-        ("controls", network(json!({ &controls: 1, "logFile": controls }))),
+        (
+            "controls",
+            network(json!({ &controls: 1, "logFile": controls })),
+        ),
     ];
     let args = format!("K8S_POD_NAMESPACE=a;K8S_POD_NAME={}", "x".repeat(100_000));
     for (attack, config) in table {
         assert!(config.len() <= 64 << 10, "{attack}: {} bytes", config.len());
         for verb in ["ADD", "CHECK", "DEL"] {
             for call in [node.call(verb), node.call(verb).ipam()] {
-                let call = call.var("CNI_ARGS", &args).under(&["prlimit", "--data=16777216", "--"]);
+                let call = call
+                    .var("CNI_ARGS", &args)
+                    .under(&["prlimit", "--data=16777216", "--"]);
                 fs::write(&file, "").unwrap();
-                is_small(&format!("{attack}: {verb}"), &call.run_with(config.as_bytes()), &file);
+                is_small(
+                    &format!("{attack}: {verb}"),
+                    &call.run_with(config.as_bytes()),
+                    &file,
+                );
             }
         }
     }
@@ -712,25 +1222,41 @@ fn no_network_makes_a_call_large() {
 fn is_small(attack: &str, ran: &Ran, log: &Path) {
     let told = if ran.status == 0 { 0 } else { ran.stdout.len() };
     let begin: String = ran.stdout.chars().take(200).collect();
-    assert!(ran.status == 0 || ran.json()["code"].is_u64(), "{attack}: {begin}");
+    assert!(
+        ran.status == 0 || ran.json()["code"].is_u64(),
+        "{attack}: {begin}"
+    );
     assert!(told < 12 << 10, "{attack}: {told} bytes: {begin}");
     for text in [&ran.stderr, &fs::read_to_string(log).unwrap()] {
         let (lines, bytes) = (text.lines().count(), text.len());
-        assert!(lines < 80 && bytes < 96 << 10, "{attack}: {lines} lines, {bytes} bytes");
+        assert!(
+            lines < 80 && bytes < 96 << 10,
+            "{attack}: {lines} lines, {bytes} bytes"
+        );
     }
 }
 
 /// The pod ends although its network became what no ADD accepts.
 #[test]
 fn no_size_of_a_network_keeps_its_pod() {
-    let Some(node) = Node::new("size_of_del") else { return };
+    let Some(node) = Node::new("size_of_del") else {
+        return;
+    };
     for size in [1 << 20, 4 << 20] {
         node.call("ADD").run(&node.asking(json!({}))).ok();
-        let grown = node.asking(json!({"x": vec![json!({"": 0}); size / 8]})).to_string();
+        let grown = node
+            .asking(json!({"x": vec![json!({"": 0}); size / 8]}))
+            .to_string();
         let within = |verb: &str| node.call(verb).under(&["prlimit", "--data=16777216", "--"]);
         within("DEL").run_with(grown.as_bytes()).ok();
         within("GC").run_with(grown.as_bytes()).error(7);
-        assert!(node.host.leases().iter().all(|lease| !lease.to_string_lossy().contains("rail-0")), "{size}");
+        assert!(
+            node.host
+                .leases()
+                .iter()
+                .all(|lease| !lease.to_string_lossy().contains("rail-0")),
+            "{size}"
+        );
         node.stands(&format!("a network of {size} bytes"));
     }
 }
@@ -738,7 +1264,9 @@ fn no_size_of_a_network_keeps_its_pod() {
 /// The annotation names the interface.
 #[test]
 fn no_interface_takes_a_name_that_is_another_things() {
-    let Some(node) = Node::new("names") else { return };
+    let Some(node) = Node::new("names") else {
+        return;
+    };
     let config = node.asking(json!({})).to_string();
     for (name, code, word) in [
         ("eth0", 7, "eth0"),
@@ -771,27 +1299,56 @@ fn no_interface_takes_a_name_that_is_another_things() {
     }
 }
 
-/// The tenant's own stand-in for an IPAM plugin: one that an operator has installed may be led by its configuration.
+/// The tenant's own stand-in for an IPAM plugin: one that an operator has installed may be led by
+/// its configuration.
 #[test]
 fn no_answer_of_an_ipam_does_harm() {
-    let Some(node) = Node::new("ipam") else { return };
-    let answer = |json: &str| format!("test $CNI_COMMAND = ADD || exit 0\ncat <<'END'\n{json}\nEND");
+    let Some(node) = Node::new("ipam") else {
+        return;
+    };
+    let answer =
+        |json: &str| format!("test $CNI_COMMAND = ADD || exit 0\ncat <<'END'\n{json}\nEND");
     let ips = |ips: &str| answer(&format!(r#"{{"cniVersion": "1.1.0", "ips": [{ips}]}}"#));
     for (attack, script, code, word) in [
         ("garbage", answer("\u{1}\u{2}{"), 6, "stand-in"),
         ("nothing", "exit 0".to_owned(), 6, "stand-in"),
         ("no address", ips(""), 7, "stand-in"),
-        ("an address of everybody", ips(r#"{"address": "10.1.1.1/0"}"#), 7, "10.1.1.1/0"),
-        ("the loopback's", ips(r#"{"address": "127.0.0.1/8"}"#), 7, "127.0.0.1/8"),
-        ("a group's", ips(r#"{"address": "224.0.0.1/32"}"#), 7, "224.0.0.1/32"),
+        (
+            "an address of everybody",
+            ips(r#"{"address": "10.1.1.1/0"}"#),
+            7,
+            "10.1.1.1/0",
+        ),
+        (
+            "the loopback's",
+            ips(r#"{"address": "127.0.0.1/8"}"#),
+            7,
+            "127.0.0.1/8",
+        ),
+        (
+            "a group's",
+            ips(r#"{"address": "224.0.0.1/32"}"#),
+            7,
+            "224.0.0.1/32",
+        ),
         (
             "an address that is its gateway",
             ips(r#"{"address": "10.1.1.1/24", "gateway": "10.1.1.1"}"#),
             7,
             "10.1.1.1",
         ),
-        ("a long answer", "head -c 9000000 /dev/zero".to_owned(), 999, "65536"),
-        ("an error that is another's", "echo '{\"code\": 11, \"msg\": \"x\"}'; exit 1".to_owned(), 11, "x"),
+        (
+            "a long answer",
+            "head -c 9000000 /dev/zero".to_owned(),
+            999,
+            "65536",
+        ),
+        (
+            "an error that is another's",
+            "echo '{\"code\": 11, \"msg\": \"x\"}'; exit 1".to_owned(),
+            11,
+            "x",
+        ),
         ("a signal", "kill -9 $$".to_owned(), 6, "signal 9"),
     ] {
         node.host.add_plugin("stand-in", &script);
@@ -800,7 +1357,10 @@ fn no_answer_of_an_ipam_does_harm() {
         assert_eq!(refused.status, 1, "{attack}: {refused:?}");
         let error = refused.json();
         let msg = error["msg"].as_str().unwrap();
-        assert!(error["code"] == code && msg.contains(word), "{attack}: {error}");
+        assert!(
+            error["code"] == code && msg.contains(word),
+            "{attack}: {error}"
+        );
         node.call("DEL").run(&config).ok();
         // Whatever became of its DEL: with the plugin it is settled.
         node.host.add_plugin("stand-in", "exit 0");
@@ -815,7 +1375,8 @@ fn no_answer_of_an_ipam_does_harm() {
 const CANNOT: i32 = 77;
 
 impl Node {
-    /// Runs `script` in a new pod with the rail as net1, `meanwhile` while DEL runs; then the pod ends.
+    /// Runs `script` in a new pod with the rail as net1, `meanwhile` while DEL runs; then the pod
+    /// ends.
     #[track_caller]
     fn survives(&self, number: usize, attack: &str, script: &str, meanwhile: Option<&str>) {
         let name = format!("p{number}");
@@ -827,7 +1388,10 @@ impl Node {
         let ran = in_pod(&pod, script).output().unwrap();
         let text = String::from_utf8_lossy(&ran.stderr).into_owned();
         if ran.status.code() == Some(CANNOT) {
-            skip("tenant::pod", &format!("{attack}: {}", text.lines().next().unwrap_or_default()));
+            skip(
+                "tenant::pod",
+                &format!("{attack}: {}", text.lines().next().unwrap_or_default()),
+            );
         } else {
             assert!(ran.status.success(), "{attack}: {text}");
         }
@@ -839,7 +1403,11 @@ impl Node {
             child.wait().unwrap();
         }
         assert_eq!(deleted.status, 0, "{attack}: {deleted:?}");
-        assert_same(&self.state(), &self.node, &format!("the node after the DEL of: {attack}"));
+        assert_same(
+            &self.state(),
+            &self.node,
+            &format!("the node after the DEL of: {attack}"),
+        );
         self.host.delete_netns(&pod);
         self.stands(attack);
     }
@@ -847,7 +1415,9 @@ impl Node {
 
 fn in_pod(pod: &Path, script: &str) -> Command {
     let mut command = Command::new("nsenter");
-    command.arg(format!("--net={}", pod.display())).args(["sh", "-ec", script]);
+    command
+        .arg(format!("--net={}", pod.display()))
+        .args(["sh", "-ec", script]);
     command.stderr(std::process::Stdio::piped());
     command
 }
@@ -875,14 +1445,23 @@ fn no_pod_keeps_its_rail_by_a_name() {
             ("an altname is no text", altname("$(printf '\\377\\377')")),
             ("it is called as a free VF of the host", renamed("vf2")),
             ("it is called as the host's end of a pod", renamed("cali1")),
-            ("another link is net1", renamed("x") + "; ip link add net1 type bridge"),
+            (
+                "another link is net1",
+                renamed("x") + "; ip link add net1 type bridge",
+            ),
             (
                 "another link is net1 and has its MAC",
-                format!("mac={MAC}; {}; ip link add net1 address $mac type veth peer name y", renamed("x")),
+                format!(
+                    "mac={MAC}; {}; ip link add net1 address $mac type veth peer name y",
+                    renamed("x")
+                ),
             ),
             (
                 "another link is called as its device was, with its MAC",
-                format!("mac={MAC}; ip link add vf0 address $mac type veth peer name y; {}", renamed("x")),
+                format!(
+                    "mac={MAC}; ip link add vf0 address $mac type veth peer name y; {}",
+                    renamed("x")
+                ),
             ),
             ("it has 128 altnames", format!("({altnames}) | ip -batch -")),
             ("it has a free VF's name as an altname", altname("vf2")),
@@ -891,7 +1470,8 @@ fn no_pod_keeps_its_rail_by_a_name() {
             ("it has the uplink's altname", altname("uplink")),
             (
                 "400 links",
-                "(for n in $(seq 400); do echo link add d$n type bridge; done) | ip -batch -".into(),
+                "(for n in $(seq 400); do echo link add d$n type bridge; done) | ip -batch -"
+                    .into(),
             ),
         ],
     );
@@ -900,7 +1480,9 @@ fn no_pod_keeps_its_rail_by_a_name() {
 #[test]
 fn no_pod_keeps_its_rail_by_what_is_stacked_on_it_or_leads_over_it() {
     let stack = |args: &str| {
-        format!("ip link add link net1 name upper type {args} || exit {CANNOT}; ip link set upper up")
+        format!(
+            "ip link add link net1 name upper type {args} || exit {CANNOT}; ip link set upper up"
+        )
     };
     let master = |args: &str| {
         format!(
@@ -919,14 +1501,24 @@ fn no_pod_keeps_its_rail_by_what_is_stacked_on_it_or_leads_over_it() {
             ("it is in a bond", master("bond")),
             ("it is in a VRF", master("vrf table 77")),
             ("addresses", many("addr add 172.18.0.$n/32 dev net1")),
-            ("routes in the rail's table", many("route add 10.9.$n.0/24 dev net1 table 100")),
-            ("a default route by it", "ip route replace default dev net1".into()),
+            (
+                "routes in the rail's table",
+                many("route add 10.9.$n.0/24 dev net1 table 100"),
+            ),
+            (
+                "a default route by it",
+                "ip route replace default dev net1".into(),
+            ),
             (
                 "rules in the way",
-                "ip rule add prio 1 unreachable; ip rule add prio 2 from 172.16.0.0 blackhole".into(),
+                "ip rule add prio 1 unreachable; ip rule add prio 2 from 172.16.0.0 blackhole"
+                    .into(),
             ),
             ("no rules", "ip rule flush".into()),
-            ("the rule of another priority", "ip rule add from 172.16.0.0 lookup 100 prio 999".into()),
+            (
+                "the rule of another priority",
+                "ip rule add from 172.16.0.0 lookup 100 prio 999".into(),
+            ),
             (
                 "permanent neighbours",
                 many("neigh replace 172.16.0.$n lladdr 02:00:00:00:00:01 nud permanent dev net1"),
@@ -956,9 +1548,15 @@ fn no_pod_changes_its_rail_for_the_next() {
         "settings",
         &[
             ("no ARP", set("arp off")),
-            ("promiscuous", set("promisc on allmulticast on multicast off")),
+            (
+                "promiscuous",
+                set("promisc on allmulticast on multicast off"),
+            ),
             ("another queue", set("txqueuelen 1")),
-            ("an alias with an escape", set("alias \"$(printf 'x\\033[2J')\"")),
+            (
+                "an alias with an escape",
+                set("alias \"$(printf 'x\\033[2J')\""),
+            ),
             ("a group", set("group 7")),
             ("the smallest MTU", set("mtu 68")),
             ("another MAC", set("down address 02:00:00:00:00:66")),
@@ -969,9 +1567,18 @@ fn no_pod_changes_its_rail_for_the_next() {
                     "ip link set net1 mtu 1500; ip link set net1 xdpgeneric obj {xdp} sec xdp || exit {CANNOT}"
                 ),
             ),
-            ("offloads", format!("ethtool -K net1 tx off gso off || exit {CANNOT}")),
-            ("no IPv6", "echo 1 >/proc/sys/net/ipv6/conf/net1/disable_ipv6".into()),
-            ("a forwarding pod", "echo 1 >/proc/sys/net/ipv4/conf/net1/forwarding".into()),
+            (
+                "offloads",
+                format!("ethtool -K net1 tx off gso off || exit {CANNOT}"),
+            ),
+            (
+                "no IPv6",
+                "echo 1 >/proc/sys/net/ipv6/conf/net1/disable_ipv6".into(),
+            ),
+            (
+                "a forwarding pod",
+                "echo 1 >/proc/sys/net/ipv4/conf/net1/forwarding".into(),
+            ),
         ],
     );
 }
@@ -979,7 +1586,9 @@ fn no_pod_changes_its_rail_for_the_next() {
 /// Dumps of links are interrupted for as long as they come and go.
 #[test]
 fn no_pod_holds_up_its_end_with_links_that_come_and_go() {
-    let Some(node) = Node::new("flapping") else { return };
+    let Some(node) = Node::new("flapping") else {
+        return;
+    };
     let add = "(for n in $(seq 300); do echo link add d$n type bridge; done) | ip -batch -";
     let flap = "(for i in 1 2; do for n in $(seq 300); do echo link del d$n; echo link add d$n type bridge; done; done) \
                 | exec ip -force -batch - 2>/dev/null";
@@ -989,16 +1598,22 @@ fn no_pod_holds_up_its_end_with_links_that_come_and_go() {
     node.survives(1, "altnames come and go", "true", Some(altnames));
 }
 
-/// A macvlan keeps its lower device over namespaces, and would see the next pod's frames: it goes with the pod that
-/// made it, wherever it is by then. A device that is itself in such a namespace: tests/lab/returned.sh.
+/// A macvlan keeps its lower device over namespaces, and would see the next pod's frames: it goes
+/// with the pod that made it, wherever it is by then. A device that is itself in such a namespace:
+/// tests/lab/returned.sh.
 #[test]
 fn no_pod_stays_on_its_rail_from_another_namespace() {
     for (is_mounted, is_dead) in [(true, false), (false, false), (true, true), (false, true)] {
-        let Some(node) = Node::new("nested") else { return };
+        let Some(node) = Node::new("nested") else {
+            return;
+        };
         let config = node.asking(json!({}));
         let (pod, nested) = (node.host.add_netns("outer"), node.host.add_netns("nested"));
         let keeper = Sleeper::new(Some(&nested));
-        node.call("ADD").var("CNI_NETNS", pod.to_str().unwrap()).run(&config).ok();
+        node.call("ADD")
+            .var("CNI_NETNS", pod.to_str().unwrap())
+            .run(&config)
+            .ok();
         let pid = keeper.pid();
         let script = format!(
             "ip link add link net1 name upper type macvlan || exit {CANNOT}; ip link set upper netns {pid}"
@@ -1009,7 +1624,9 @@ fn no_pod_stays_on_its_rail_from_another_namespace() {
         }
         assert!(ran.status.success(), "{ran:?}");
         let links = || {
-            let shown = Command::new("nsenter").args(["-t", &pid.to_string(), "-n", "ip", "link"]).output();
+            let shown = Command::new("nsenter")
+                .args(["-t", &pid.to_string(), "-n", "ip", "link"])
+                .output();
             String::from_utf8(shown.unwrap().stdout).unwrap()
         };
         assert!(links().contains("upper"));
@@ -1019,8 +1636,14 @@ fn no_pod_stays_on_its_rail_from_another_namespace() {
         if is_dead {
             node.host.hand_back(&pod, "net1");
         }
-        node.call("DEL").var("CNI_NETNS", pod.to_str().unwrap()).run(&config).ok();
-        assert!(!links().contains("upper"), "mounted {is_mounted}, dead {is_dead}");
+        node.call("DEL")
+            .var("CNI_NETNS", pod.to_str().unwrap())
+            .run(&config)
+            .ok();
+        assert!(
+            !links().contains("upper"),
+            "mounted {is_mounted}, dead {is_dead}"
+        );
         if !is_dead {
             node.host.delete_netns(&pod);
         }
@@ -1033,7 +1656,9 @@ fn no_pod_stays_on_its_rail_from_another_namespace() {
 /// A pod whose namespace a process keeps open after its end, without a name.
 #[test]
 fn no_process_that_keeps_a_namespace_costs_the_next_pod_its_rail() {
-    let Some(node) = Node::new("kept") else { return };
+    let Some(node) = Node::new("kept") else {
+        return;
+    };
     let config = node.asking(json!({}));
     let pod = node.host.add_netns("kept");
     node.host.call("ADD", "c1", &pod).run(&config).ok();

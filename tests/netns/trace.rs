@@ -1,9 +1,9 @@
-//! A tracer that stops a plugin, and the IPAM plugin that it started, right before each of their system calls:
-//! to kill them there, or to let something else happen first.
+//! A tracer that stops a plugin, and the IPAM plugin that it started, right before each of their
+//! system calls: to kill them there, or to let something else happen first.
 //!
-//! strace can do so too, but it counts calls per kind and per thread, so it cannot aim at the third `openat`
-//! of the IPAM while the plugin itself makes three as well. Here the calls of all threads and processes have
-//! one number.
+//! strace can do so too, but it counts calls per kind and per thread, so it cannot aim at the third
+//! `openat` of the IPAM while the plugin itself makes three as well. Here the calls of all threads
+//! and processes have one number.
 
 use std::io::{Read as _, Write as _};
 
@@ -28,36 +28,87 @@ pub struct Traced {
 
 /// May this process trace its children? A skip if not.
 pub fn is_allowed(test: &str) -> bool {
-    let mut child = std::process::Command::new("sleep").arg("5").spawn().unwrap();
+    let mut child = std::process::Command::new("sleep")
+        .arg("5")
+        .spawn()
+        .unwrap();
     let pid = Pid::from_raw(child.id().cast_signed());
     let seized = ptrace::seize(pid, Options::PTRACE_O_EXITKILL);
     child.kill().unwrap();
     child.wait().unwrap();
-    seized.map_err(|errno| skip(test, &format!("ptrace is not allowed here: {errno}"))).is_ok()
+    seized
+        .map_err(|errno| skip(test, &format!("ptrace is not allowed here: {errno}")))
+        .is_ok()
 }
 
 /// Runs `call` and stops before each of its system calls; who makes it is killed where `is_deadly`.
 pub fn run(call: &Call, config: &Value, mut is_deadly: impl FnMut(Point) -> bool) -> Traced {
-    run_with(call, config, |point| if is_deadly(point) { Fate::Deadly } else { Fate::Made })
+    run_with(call, config, |point| {
+        if is_deadly(point) {
+            Fate::Deadly
+        } else {
+            Fate::Made
+        }
+    })
 }
 
-/// Runs `call` and decides before each of its system calls what becomes of it: see [`tracer::follow`].
-#[expect(clippy::zombie_processes, reason = "the tracer waits for every process")]
+/// Runs `call` and decides before each of its system calls what becomes of it: see
+/// [`tracer::follow`].
+#[expect(
+    clippy::zombie_processes,
+    reason = "the tracer waits for every process"
+)]
 pub fn run_with(call: &Call, config: &Value, fate: impl FnMut(Point) -> Fate) -> Traced {
     let mut child = call.clone().under(&WAITING).command().spawn().unwrap();
-    child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
-    let Ended { status, calls, killed, .. } = tracer::follow(Pid::from_raw(child.id().cast_signed()), fate);
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(config.to_string().as_bytes())
+        .unwrap();
+    let Ended {
+        status,
+        calls,
+        killed,
+        ..
+    } = tracer::follow(Pid::from_raw(child.id().cast_signed()), fate);
     let (mut stdout, mut stderr) = (String::new(), String::new());
-    child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
-    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-    Traced { ran: Ran { status, stdout, stderr }, calls, killed }
+    child
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_string(&mut stdout)
+        .unwrap();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut stderr)
+        .unwrap();
+    Traced {
+        ran: Ran {
+            status,
+            stdout,
+            stderr,
+        },
+        calls,
+        killed,
+    }
 }
 
 /// How many system calls `call` makes that concern anything outside of its processes.
-#[expect(clippy::zombie_processes, reason = "the tracer waits for every process")]
+#[expect(
+    clippy::zombie_processes,
+    reason = "the tracer waits for every process"
+)]
 pub fn count(call: &Call, config: &Value) -> usize {
     let mut child = call.clone().under(&WAITING).command().spawn().unwrap();
-    child.stdin.take().unwrap().write_all(config.to_string().as_bytes()).unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(config.to_string().as_bytes())
+        .unwrap();
     let first = Pid::from_raw(child.id().cast_signed());
     let Ended { status, calls, .. } = tracer::follow_but(&[], first, |_| Fate::Made);
     assert_eq!(status, 0);

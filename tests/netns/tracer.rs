@@ -1,4 +1,5 @@
-//! Stops a process, and whatever it starts, right before each system call, and decides what becomes of the call.
+//! Stops a process, and whatever it starts, right before each system call, and decides what becomes
+//! of the call.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -12,8 +13,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-/// Calls on the process's own memory, threads and signals, and two that only look at a descriptor: nothing fails there
-/// that a program could see, and nothing changes that another process could see. Nobody sweeps them.
+/// Calls on the process's own memory, threads and signals, and two that only look at a descriptor:
+/// nothing fails there that a program could see, and nothing changes that another process could
+/// see. Nobody sweeps them.
 const INWARD: [i64; 17] = [
     libc::SYS_mmap,
     libc::SYS_mprotect,
@@ -39,8 +41,8 @@ pub fn is_inward(number: i64) -> bool {
     INWARD.contains(&number)
 }
 
-/// Also not swept by kills: calls that only look. The state of the node before such a call is that before the next one
-/// of the same thread, which is swept.
+/// Also not swept by kills: calls that only look. The state of the node before such a call is that
+/// before the next one of the same thread, which is swept.
 const HARMLESS: &[i64] = &[
     libc::SYS_getrandom,
     libc::SYS_futex,
@@ -86,8 +88,8 @@ pub enum Fate {
     Deadly,
     /// It is not made, and fails so.
     Fails(Errno),
-    /// It writes half of what it was to write, or returns half of what it has read: the next read of the thread returns the
-    /// rest.
+    /// It writes half of what it was to write, or returns half of what it has read: the next read
+    /// of the thread returns the rest.
     Halved,
     /// What it sends does not leave, and the next `recvfrom` of the thread gets these bytes.
     Answered(Vec<u8>),
@@ -115,7 +117,10 @@ impl Point {
     /// The name that the call `number` gets beside the directory.
     fn named(&self, number: i64) -> Option<String> {
         let name = (self.number == number).then(|| self.memory(self.arguments[1], 256))??;
-        let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+        let end = name
+            .iter()
+            .position(|byte| *byte == 0)
+            .unwrap_or(name.len());
         Some(String::from_utf8_lossy(&name[..end]).into_owned())
     }
 
@@ -123,7 +128,10 @@ impl Point {
     pub fn written(&self) -> Option<(PathBuf, Vec<u8>)> {
         let [fd, at, length] = self.arguments;
         let bytes = (self.number == libc::SYS_write).then(|| self.memory(at, length))??;
-        Some((fs::read_link(format!("/proc/{}/fd/{fd}", self.pid)).ok()?, bytes))
+        Some((
+            fs::read_link(format!("/proc/{}/fd/{fd}", self.pid)).ok()?,
+            bytes,
+        ))
     }
 
     fn memory(&self, at: u64, length: u64) -> Option<Vec<u8>> {
@@ -169,9 +177,13 @@ impl Meddling {
         if let Some(value) = self.returning.remove(&pid) {
             return answer(pid, value);
         }
-        let Some((point, is_halved)) = self.reading.remove(&pid) else { return };
+        let Some((point, is_halved)) = self.reading.remove(&pid) else {
+            return;
+        };
         let [fd, at, _] = point.arguments;
-        let read = returned(pid).and_then(|read| u64::try_from(read).ok()).filter(|read| *read > 1);
+        let read = returned(pid)
+            .and_then(|read| u64::try_from(read).ok())
+            .filter(|read| *read > 1);
         let Some(read) = read else {
             self.unread.insert(point.count);
             return;
@@ -187,7 +199,8 @@ impl Meddling {
         }
     }
 
-    /// Whether the call that is about to be made is not, because what it returns was decided before.
+    /// Whether the call that is about to be made is not, because what it returns was decided
+    /// before.
     fn is_decided(&mut self, point: &Point) -> bool {
         let [fd, at, length] = point.arguments;
         let bytes = match point.number {
@@ -206,7 +219,10 @@ impl Meddling {
                 self.rests.insert((point.pid, fd), rest);
             }
         }
-        let memory = fs::File::options().write(true).open(format!("/proc/{}/mem", point.pid)).unwrap();
+        let memory = fs::File::options()
+            .write(true)
+            .open(format!("/proc/{}/mem", point.pid))
+            .unwrap();
         memory.write_all_at(&bytes, at).unwrap();
         self.replaces(point, i64::try_from(bytes.len()).unwrap());
         true
@@ -251,9 +267,9 @@ impl Meddling {
 /// What runs a command that waits to be traced, so that no call is missed.
 pub const WAITING: [&str; 3] = ["sh", "-c", "kill -STOP $$; exec \"$0\" \"$@\""];
 
-/// Lets a process go on that was started with [`WAITING`], and decides before each of its system calls what becomes of
-/// it. Returns when it and everything that it started have ended: orphans are waited for. So the calling thread must
-/// have no other children.
+/// Lets a process go on that was started with [`WAITING`], and decides before each of its system
+/// calls what becomes of it. Returns when it and everything that it started have ended: orphans are
+/// waited for. So the calling thread must have no other children.
 pub fn follow(first: Pid, fate: impl FnMut(Point) -> Fate) -> Ended {
     follow_but(HARMLESS, first, fate)
 }
@@ -275,7 +291,11 @@ pub fn follow_but(harmless: &[i64], first: Pid, mut fate: impl FnMut(Point) -> F
                 continue;
             }
             Ok(WaitStatus::Signaled(pid, signal, _)) => {
-                status = if pid == first { 128 + signal as i32 } else { status };
+                status = if pid == first {
+                    128 + signal as i32
+                } else {
+                    status
+                };
                 continue;
             }
             Ok(WaitStatus::Stopped(pid, signal)) => (pid, Some(signal)),
@@ -290,10 +310,15 @@ pub fn follow_but(harmless: &[i64], first: Pid, mut fate: impl FnMut(Point) -> F
                 };
                 match entered(pid) {
                     None => meddling.leave(pid),
-                    Some(point) if !started || meddling.is_decided(&point) || !is_swept(&point) => (),
+                    Some(point) if !started || meddling.is_decided(&point) || !is_swept(&point) => {
+                        ()
+                    }
                     Some(point) => {
                         calls += 1;
-                        let point = Point { count: calls, ..point };
+                        let point = Point {
+                            count: calls,
+                            ..point
+                        };
                         killed = meddling.let_happen(&point, fate(point)).or(killed);
                     }
                 }
@@ -304,7 +329,12 @@ pub fn follow_but(harmless: &[i64], first: Pid, mut fate: impl FnMut(Point) -> F
         // It may have been killed meanwhile, with its process.
         let _ = ptrace::syscall(pid, signal);
     }
-    Ended { status, calls, killed, unread: meddling.unread }
+    Ended {
+        status,
+        calls,
+        killed,
+        unread: meddling.unread,
+    }
 }
 
 /// Takes hold of a process that was started with [`WAITING`], and lets it go on.
@@ -322,22 +352,34 @@ pub fn seize(first: Pid) {
 
 /// The name of a thread.
 pub fn comm(pid: Pid) -> String {
-    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
+    fs::read_to_string(format!("/proc/{pid}/comm"))
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
 }
 
 /// The system call that `pid` is about to make, if it is not on its way back from one.
 pub fn entered(pid: Pid) -> Option<Point> {
     let info = ptrace::syscall_info(pid).ok()?;
-    let (number, arguments) = (info.op == libc::PTRACE_SYSCALL_INFO_ENTRY).then(|| call_of(pid))??;
-    Some(Point { count: 0, number, pid, arguments })
+    let (number, arguments) =
+        (info.op == libc::PTRACE_SYSCALL_INFO_ENTRY).then(|| call_of(pid))??;
+    Some(Point {
+        count: 0,
+        number,
+        pid,
+        arguments,
+    })
 }
 
-/// The number and the first arguments of the call that a process is about to make. It is stopped twice at each, so this is
-/// what a sweep spends its time on.
+/// The number and the first arguments of the call that a process is about to make. It is stopped
+/// twice at each, so this is what a sweep spends its time on.
 #[cfg(target_arch = "x86_64")]
 fn call_of(pid: Pid) -> Option<(i64, [u64; 3])> {
     let registers = ptrace::getregs(pid).ok()?;
-    Some((registers.orig_rax as i64, [registers.rdi, registers.rsi, registers.rdx]))
+    Some((
+        registers.orig_rax as i64,
+        [registers.rdi, registers.rsi, registers.rdx],
+    ))
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -376,7 +418,9 @@ fn answer(pid: Pid, value: i64) {
 /// What a call returns, on the way back from it.
 #[cfg(target_arch = "x86_64")]
 fn returned(pid: Pid) -> Option<i64> {
-    ptrace::getregs(pid).ok().map(|registers| registers.rax as i64)
+    ptrace::getregs(pid)
+        .ok()
+        .map(|registers| registers.rax as i64)
 }
 
 #[cfg(not(target_arch = "x86_64"))]

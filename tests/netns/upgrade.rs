@@ -1,5 +1,6 @@
-//! An upgrade under running pods, from the version before, whose records have the format 1. Record, its copy, lease and
-//! device-info file are to the byte as that version wrote them, with what a moment makes of them filled in.
+//! An upgrade under running pods, from the version before, whose records have the format 1. Record,
+//! its copy, lease and device-info file are to the byte as that version wrote them, with what a
+//! moment makes of them filled in.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -44,8 +45,20 @@ impl Old {
         let mac = link["address"].as_str().unwrap().to_owned();
         let netns = fs::metadata(&pod).unwrap();
         let created = netns.ctime() * 1_000_000_000 + netns.ctime_nsec();
-        let id = [netns.dev().to_string(), netns.ino().to_string(), created.to_string()];
-        let old = Old { host, pod, next, before, mac, index: link["ifindex"].clone(), id };
+        let id = [
+            netns.dev().to_string(),
+            netns.ino().to_string(),
+            created.to_string(),
+        ];
+        let old = Old {
+            host,
+            pod,
+            next,
+            before,
+            mac,
+            index: link["ifindex"].clone(),
+            id,
+        };
         old.file("devinfo/info", INFO);
         old.file(
             "run/leases/node-1/rail-0/172.16.0.0@311e8e978c8167328f92976d9aaed11c.json",
@@ -63,11 +76,18 @@ impl Old {
 
     fn filled(&self, golden: &str) -> String {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-        let bin = Path::new(rail_ipam()).parent().unwrap().display().to_string();
+        let bin = Path::new(rail_ipam())
+            .parent()
+            .unwrap()
+            .display()
+            .to_string();
         let [dev, ino, created] = &self.id;
         let folder = fs::metadata(self.pod.parent().unwrap()).unwrap();
         let folder = format!("[{},{}]", folder.dev(), folder.ino());
-        let (netns, dir) = (self.pod.display().to_string(), self.host.dir.path().display().to_string());
+        let (netns, dir) = (
+            self.pod.display().to_string(),
+            self.host.dir.path().display().to_string(),
+        );
         let index = self.index.to_string();
         let values = [
             ("{boot}", boot.trim()),
@@ -81,13 +101,25 @@ impl Old {
             ("{dir}", &dir),
             ("{bin}", &bin),
         ];
-        values.iter().fold(golden.to_owned(), |text, (name, value)| text.replace(name, value))
+        values
+            .iter()
+            .fold(golden.to_owned(), |text, (name, value)| {
+                text.replace(name, value)
+            })
     }
 
-    /// Puts record and copy there. the version before knew the index in the pod from the end of the move on.
+    /// Puts record and copy there. the version before knew the index in the pod from the end of the
+    /// move on.
     fn records(&self, phase: &str) {
-        let index = if phase == "adding" { "0".to_owned() } else { self.index.to_string() };
-        let record = self.filled(RECORD).replace("{phase}", phase).replace("{index}", &index);
+        let index = if phase == "adding" {
+            "0".to_owned()
+        } else {
+            self.index.to_string()
+        };
+        let record = self
+            .filled(RECORD)
+            .replace("{phase}", phase)
+            .replace("{index}", &index);
         self.file("run/attachments/c1:net1:0000:01:10.0.json", &record);
         self.file("run/locks/device-0000:01:10.0", &record);
         fs::create_dir_all(self.host.path("run/locks")).unwrap();
@@ -124,11 +156,15 @@ impl Old {
 
     fn checked(&self) -> Ran {
         let result: Value = serde_json::from_str(&self.filled(RESULT)).unwrap();
-        self.call("CHECK").run(&with(self.config(), json!({ "prevResult": result })))
+        self.call("CHECK")
+            .run(&with(self.config(), json!({ "prevResult": result })))
     }
 
     fn status(&self) -> Value {
-        self.call("").args(&["status", "--output", "json"]).run(&Value::Null).json()
+        self.call("")
+            .args(&["status", "--output", "json"])
+            .run(&Value::Null)
+            .json()
     }
 
     /// `status` calls the attachment one of these, and `doctor` tells of it.
@@ -137,18 +173,29 @@ impl Old {
         let shown = self.status();
         let state = shown["attachments"][0]["state"].as_str().unwrap();
         assert!(states.contains(&state), "{shown}");
-        let doctor = self.call("").args(&["doctor", "--output", "json"]).run(&Value::Null).json();
+        let doctor = self
+            .call("")
+            .args(&["doctor", "--output", "json"])
+            .run(&Value::Null)
+            .json();
         let of_records = |check: &&Value| check["check"] == "records" && check["verdict"] != "ok";
         let found = doctor["checks"].as_array().unwrap().iter().find(of_records);
         let text = found.unwrap_or_else(|| panic!("{doctor}"))["text"].to_string();
-        assert!(text.contains("0000:01:10.0") && text.contains("default/pod"), "{text}");
+        assert!(
+            text.contains("0000:01:10.0") && text.contains("default/pod"),
+            "{text}"
+        );
     }
 
     /// All is as it was before the version before came.
     #[track_caller]
     fn is_as_before(&self) {
-        let debts: Vec<_> =
-            self.host.pending().iter().map(|file| fs::read_to_string(file).unwrap()).collect();
+        let debts: Vec<_> = self
+            .host
+            .pending()
+            .iter()
+            .map(|file| fs::read_to_string(file).unwrap())
+            .collect();
         assert_eq!(self.host.snapshot(), self.before, "{debts:?}");
         assert!(!self.host.path("devinfo/info").exists());
     }
@@ -160,7 +207,9 @@ impl Old {
         let call = |verb: &str| self.host.call(verb, "c2", &self.next);
         let added = call("ADD").run(&config).ok().json();
         assert_eq!(added["interfaces"][0]["mac"], self.mac.as_str());
-        call("CHECK").run(&with(config.clone(), json!({ "prevResult": added }))).ok();
+        call("CHECK")
+            .run(&with(config.clone(), json!({ "prevResult": added })))
+            .ok();
         call("DEL").run(&config).ok();
         // What is owed for the dead pod, if it could not be paid at once.
         self.call("").args(&["reap"]).run(&Value::Null).ok();
@@ -170,23 +219,52 @@ impl Old {
 
 #[test]
 fn a_running_pod_of_the_version_before_is_left_alone_and_given_back() {
-    let Some(old) = Old::new("running") else { return };
+    let Some(old) = Old::new("running") else {
+        return;
+    };
     old.attach();
     old.records("attached");
     old.checked().ok();
     let shown = old.status();
     assert_eq!(
-        (&shown["attachments"][0]["state"], &shown["attachments"][0]["pod"]),
+        (
+            &shown["attachments"][0]["state"],
+            &shown["attachments"][0]["pod"]
+        ),
         (&json!("live"), &json!("default/pod"))
     );
-    let doctor = old.call("").args(&["doctor", "--output", "json"]).run(&Value::Null).json();
-    for check in doctor["checks"].as_array().unwrap().iter().filter(|check| check["check"] == "records") {
+    let doctor = old
+        .call("")
+        .args(&["doctor", "--output", "json"])
+        .run(&Value::Null)
+        .json();
+    for check in doctor["checks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|check| check["check"] == "records")
+    {
         assert_eq!(check["verdict"], "ok", "{check}");
     }
     // Nobody takes it: not the next pod, nor GC with an empty list, nor reap, nor release.
-    let refused = old.host.call("ADD", "c2", &old.next).run(&old.config()).error(11);
-    assert!(refused["msg"].as_str().unwrap().contains("pod default/pod, container c1 as net1"), "{refused}");
-    old.call("GC").run(&with(old.config(), json!({"cni.dev/valid-attachments": []}))).ok();
+    let refused = old
+        .host
+        .call("ADD", "c2", &old.next)
+        .run(&old.config())
+        .error(11);
+    assert!(
+        refused["msg"]
+            .as_str()
+            .unwrap()
+            .contains("pod default/pod, container c1 as net1"),
+        "{refused}"
+    );
+    old.call("GC")
+        .run(&with(
+            old.config(),
+            json!({"cni.dev/valid-attachments": []}),
+        ))
+        .ok();
     let reaped = old.call("").args(&["reap"]).run(&Value::Null).ok();
     assert!(reaped.stdout.contains("1 in use"), "{reaped:?}");
     old.checked().ok();
@@ -208,7 +286,10 @@ fn check_tells_what_a_pod_of_the_version_before_has_changed() {
     old.host.ip_in(&old.pod, "link set net1 mtu 1500");
     old.host.ip_in(&old.pod, "rule del priority 1000");
     let msg = old.checked().error(100)["msg"].to_string();
-    assert!(msg.contains("1500") && msg.contains("from 172.16.0.0"), "{msg}");
+    assert!(
+        msg.contains("1500") && msg.contains("from 172.16.0.0"),
+        "{msg}"
+    );
     old.call("DEL").run(&old.config()).ok();
     old.is_as_before();
 }
@@ -269,7 +350,9 @@ fn what_a_del_of_the_version_before_owed_is_undone() {
 fn an_add_of_the_version_before_that_was_cut_off_is_undone() {
     for has_moved in [true, false] {
         for is_told in [true, false] {
-            let Some(old) = Old::new("adding") else { return };
+            let Some(old) = Old::new("adding") else {
+                return;
+            };
             if has_moved {
                 old.attach();
             }
@@ -279,7 +362,8 @@ fn an_add_of_the_version_before_that_was_cut_off_is_undone() {
                 old.call("DEL").run(&old.config()).ok();
                 old.is_as_before();
             }
-            // The sysfs of files cannot say that the device is in the pod: it is found all the same.
+            // The sysfs of files cannot say that the device is in the pod: it is found all the
+            // same.
             old.serves_the_next();
         }
     }
@@ -288,7 +372,9 @@ fn an_add_of_the_version_before_that_was_cut_off_is_undone() {
 /// The namespace is gone, and a process keeps the device in it.
 #[test]
 fn a_device_that_the_version_before_missed_is_put_right_when_it_comes_back() {
-    let Some(old) = Old::new("missing") else { return };
+    let Some(old) = Old::new("missing") else {
+        return;
+    };
     old.attach();
     old.records("missing");
     let keeper = Sleeper::new(Some(&old.pod));

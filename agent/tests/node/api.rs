@@ -1,5 +1,5 @@
-//! An API server as far as the agent asks one: objects by their path, lists and watches of them, merge patches, and
-//! Events. It can go away and come back at the same address.
+//! An API server as far as the agent asks one: objects by their path, lists and watches of them,
+//! merge patches, and Events. It can go away and come back at the same address.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -42,7 +42,10 @@ impl Api {
     pub fn start() -> Api {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let api = Api { address, inner: Arc::default() };
+        let api = Api {
+            address,
+            inner: Arc::default(),
+        };
         api.put(
             "/api/v1/namespaces/kube-system",
             json!({"metadata": {"name": "kube-system", "uid": "cluster-1"}}),
@@ -81,7 +84,12 @@ impl Api {
 
     /// The Events with this reason.
     pub fn events(&self, reason: &str) -> Vec<Value> {
-        self.lock().events.iter().filter(|event| event["reason"] == reason).cloned().collect()
+        self.lock()
+            .events
+            .iter()
+            .filter(|event| event["reason"] == reason)
+            .cloned()
+            .collect()
     }
 
     /// From now on connections are closed without an answer, until it is back.
@@ -92,7 +100,9 @@ impl Api {
 
     /// The next requests whose target has `part` get these errors.
     pub fn refuse(&self, part: &str, codes: &[u16]) {
-        self.lock().refused.extend(codes.iter().map(|code| (part.to_owned(), *code)));
+        self.lock()
+            .refused
+            .extend(codes.iter().map(|code| (part.to_owned(), *code)));
     }
 
     /// From now on nothing more is refused.
@@ -119,10 +129,15 @@ impl Api {
 
     /// How often a request was made.
     pub fn count(&self, request: &str) -> usize {
-        self.lock().requests.iter().filter(|one| *one == request).count()
+        self.lock()
+            .requests
+            .iter()
+            .filter(|one| *one == request)
+            .count()
     }
 
-    /// From now on the lists from memory have this object as it is now, and watches are silent about it.
+    /// From now on the lists from memory have this object as it is now, and watches are silent
+    /// about it.
     pub fn freeze(&self, path: &str) {
         let mut state = self.lock();
         let object = state.objects[path].clone();
@@ -131,7 +146,11 @@ impl Api {
 
     /// How often an object was asked for as it is stored now.
     pub fn quorum_reads(&self, path: &str) -> usize {
-        self.lock().quorum_reads.iter().filter(|one| *one == path).count()
+        self.lock()
+            .quorum_reads
+            .iter()
+            .filter(|one| *one == path)
+            .count()
     }
 
     /// From now on there is no such kind of objects.
@@ -170,7 +189,10 @@ impl Api {
             self.lock().requests.push(format!("{verb} {path}"));
             let error = {
                 let mut state = self.lock();
-                let one = state.refused.iter().position(|(part, _)| target.contains(part));
+                let one = state
+                    .refused
+                    .iter()
+                    .position(|(part, _)| target.contains(part));
                 one.map(|index| state.refused.remove(index).1)
             };
             if query.contains("watch=true") && error.is_none() {
@@ -205,7 +227,12 @@ impl Api {
                     .iter()
                     .filter(|(of, object)| is_in(of, path) && is_selected(object, query))
                     .map(|(of, object)| {
-                        state.old.get(of).filter(|_| is_from_memory(query)).unwrap_or(object).clone()
+                        state
+                            .old
+                            .get(of)
+                            .filter(|_| is_from_memory(query))
+                            .unwrap_or(object)
+                            .clone()
                     })
                     .collect();
                 let is_known = !path.ends_with("/cidrpools") || state.objects.contains_key("crd");
@@ -217,13 +244,19 @@ impl Api {
                 if let Some(next) = next {
                     metadata["continue"] = json!(next);
                 }
-                (200, json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items}))
+                (
+                    200,
+                    json!({"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items}),
+                )
             }
             "GET" => {
                 if !is_from_memory(query) {
                     state.quorum_reads.push(path.to_owned());
                 }
-                state.objects.get(path).map_or_else(|| missing(path), |object| (200, object.clone()))
+                state
+                    .objects
+                    .get(path)
+                    .map_or_else(|| missing(path), |object| (200, object.clone()))
             }
             "POST" => {
                 state.events.push(body.clone());
@@ -233,12 +266,18 @@ impl Api {
                 state.events.push(body.clone());
                 (200, body)
             }
-            "PATCH" if state.forbidden.is_some_and(|part| body.to_string().contains(part)) => {
+            "PATCH"
+                if state
+                    .forbidden
+                    .is_some_and(|part| body.to_string().contains(part)) =>
+            {
                 (403, failure(403, "forbidden by a policy"))
             }
             "PATCH" => {
                 let of = path.trim_end_matches("/status");
-                let Some(mut object) = state.objects.get(of).cloned() else { return missing(path) };
+                let Some(mut object) = state.objects.get(of).cloned() else {
+                    return missing(path);
+                };
                 let wanted = &body["metadata"]["resourceVersion"];
                 if !wanted.is_null() && *wanted != object["metadata"]["resourceVersion"] {
                     return (409, failure(409, "the object has been modified"));
@@ -257,7 +296,10 @@ impl Api {
     }
 
     fn watch(&self, stream: &mut TcpStream, path: &str, query: &str) {
-        let from = query.split('&').find_map(|pair| pair.strip_prefix("resourceVersion=")).unwrap_or("0");
+        let from = query
+            .split('&')
+            .find_map(|pair| pair.strip_prefix("resourceVersion="))
+            .unwrap_or("0");
         let mut next: usize = from.parse().unwrap();
         let head = "HTTP/1.1 200 x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
         if stream.write_all(head.as_bytes()).is_err() {
@@ -266,7 +308,12 @@ impl Api {
         loop {
             let mut state = self.lock();
             while state.log.len() == next && !state.is_away {
-                state = self.inner.1.wait_timeout(state, Duration::from_millis(200)).unwrap().0;
+                state = self
+                    .inner
+                    .1
+                    .wait_timeout(state, Duration::from_millis(200))
+                    .unwrap()
+                    .0;
             }
             if state.is_away {
                 return;
@@ -291,7 +338,11 @@ impl Api {
 
 impl State {
     fn put(&mut self, path: &str, mut object: Value) {
-        let kind = if self.objects.contains_key(path) { "MODIFIED" } else { "ADDED" };
+        let kind = if self.objects.contains_key(path) {
+            "MODIFIED"
+        } else {
+            "ADDED"
+        };
         object["metadata"]["resourceVersion"] = json!((self.log.len() + 1).to_string());
         self.log.push((path.to_owned(), kind, object.clone()));
         self.objects.insert(path.to_owned(), object);
@@ -319,7 +370,9 @@ fn not_found(path: &str) -> Value {
 /// Of an object that is missing: its kind and name. Of a kind that is missing there is nothing.
 fn details(path: &str) -> Value {
     match path.rsplit('/').collect::<Vec<_>>()[..] {
-        [name, kind, _, "namespaces", ..] if kind != "namespaces" => json!({"name": name, "kind": kind}),
+        [name, kind, _, "namespaces", ..] if kind != "namespaces" => {
+            json!({"name": name, "kind": kind})
+        }
         _ => json!({}),
     }
 }
@@ -329,16 +382,20 @@ fn is_from_memory(query: &str) -> bool {
 }
 
 fn is_list(path: &str) -> bool {
-    ["/configmaps", "/nodes", "/cidrpools", "/resourceclaims"].iter().any(|list| path.ends_with(list))
+    ["/configmaps", "/nodes", "/cidrpools", "/resourceclaims"]
+        .iter()
+        .any(|list| path.ends_with(list))
 }
 
-/// Whether an object is in a list: `/apis/G/V/namespaces/N/cidrpools/X` is in `/apis/G/V/cidrpools`.
+/// Whether an object is in a list: `/apis/G/V/namespaces/N/cidrpools/X` is in
+/// `/apis/G/V/cidrpools`.
 fn is_in(of: &str, list: &str) -> bool {
     let (group, kind) = list.rsplit_once('/').unwrap();
     of.starts_with(group) && of.rsplit('/').nth(1) == Some(kind)
 }
 
-/// A page of a list that is asked for with a limit has one object, whatever the limit: an API server may give less.
+/// A page of a list that is asked for with a limit has one object, whatever the limit: an API
+/// server may give less.
 fn page(items: Vec<Value>, query: &str) -> (Vec<Value>, Option<String>) {
     let of = |key: &str| query.split('&').find_map(|pair| pair.strip_prefix(key));
     if of("limit=").is_none() || query.contains("resourceVersion=") {
@@ -350,7 +407,10 @@ fn page(items: Vec<Value>, query: &str) -> (Vec<Value>, Option<String>) {
 }
 
 fn is_selected(object: &Value, query: &str) -> bool {
-    let name = query.split("metadata.name%3D").nth(1).map(|rest| rest.split('&').next().unwrap_or(rest));
+    let name = query
+        .split("metadata.name%3D")
+        .nth(1)
+        .map(|rest| rest.split('&').next().unwrap_or(rest));
     name.is_none_or(|name| object["metadata"]["name"] == name)
 }
 
@@ -374,7 +434,10 @@ fn merge(object: &mut Value, change: &Value) {
 
 /// A strategic merge patch of the conditions, whose key is the type.
 fn merge_conditions(object: &mut Value, change: &Value) {
-    let mut all = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let mut all = object["status"]["conditions"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
     for one in change["status"]["conditions"].as_array().unwrap() {
         all.retain(|other| other["type"] != one["type"]);
         if one["$patch"] != "delete" {

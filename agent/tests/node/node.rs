@@ -1,5 +1,6 @@
-//! A node of a cluster: network, mount and PID namespaces of its own, whose process 1 is the host's for whoever is in
-//! them, with /etc, /opt, /run and /var of their own. It has two rails; the VFs are veths, by a sysfs of files.
+//! A node of a cluster: network, mount and PID namespaces of its own, whose process 1 is the host's
+//! for whoever is in them, with /etc, /opt, /run and /var of their own. It has two rails; the VFs
+//! are veths, by a sysfs of files.
 //!
 //! Each test runs this executable again, for itself alone, in namespaces that end with it.
 
@@ -18,7 +19,8 @@ pub const NAME: &str = "worker-gpu-0";
 pub const NODE: &str = "/api/v1/nodes/worker-gpu-0";
 pub const CONFIG_MAP: &str = "/api/v1/namespaces/kube-system/configmaps/rail-cni";
 pub const DAEMON_SET: &str = "/apis/apps/v1/namespaces/kube-system/daemonsets/rail-agent";
-pub const POOLS: &str = "/apis/nv-ipam.nvidia.com/v1alpha1/namespaces/nvidia-network-operator/cidrpools";
+pub const POOLS: &str =
+    "/apis/nv-ipam.nvidia.com/v1alpha1/namespaces/nvidia-network-operator/cidrpools";
 pub const PLUGINS: &str = "/opt/cni/bin";
 pub const AGENT: &str = env!("CARGO_BIN_EXE_rail-agent");
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
@@ -34,11 +36,23 @@ pub fn on_a_node(test: &str, body: impl FnOnce()) {
         body();
         return;
     }
-    if !["rail-cni", "rail-ipam", "railctl"].iter().all(|name| built().join(name).is_file()) {
+    if !["rail-cni", "rail-ipam", "railctl"]
+        .iter()
+        .all(|name| built().join(name).is_file())
+    {
         return skip(test, "no executables of scripts/build");
     }
-    let namespaces = ["-nmpf", "--mount-proc", "--propagation", "private", "--kill-child"];
-    let can = Command::new("unshare").args(namespaces).arg("true").output();
+    let namespaces = [
+        "-nmpf",
+        "--mount-proc",
+        "--propagation",
+        "private",
+        "--kill-child",
+    ];
+    let can = Command::new("unshare")
+        .args(namespaces)
+        .arg("true")
+        .output();
     if !can.is_ok_and(|output| output.status.success()) {
         return skip(test, "no namespaces here: run scripts/test agent as root");
     }
@@ -54,14 +68,21 @@ pub fn on_a_node(test: &str, body: impl FnOnce()) {
         .unwrap();
     let text = text_of(&output);
     assert!(output.status.success(), "{text}");
-    assert!(text.contains("1 passed"), "{test} is not the name of a test: {text}");
+    assert!(
+        text.contains("1 passed"),
+        "{test} is not the name of a test: {text}"
+    );
 }
 
 /// Says that `test` cannot run here; scripts/test prints it at the end.
 pub fn skip(test: &str, reason: &str) {
     eprintln!("skipped {test}: {reason}");
     if let Some(path) = std::env::var_os("RAIL_TEST_SKIPS") {
-        let mut file = fs::File::options().append(true).create(true).open(path).unwrap();
+        let mut file = fs::File::options()
+            .append(true)
+            .create(true)
+            .open(path)
+            .unwrap();
         writeln!(file, "{test}: {reason}").unwrap();
     }
 }
@@ -74,13 +95,20 @@ pub fn built() -> PathBuf {
 }
 
 pub fn text_of(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }
 
 /// Runs a command, which must succeed.
 #[track_caller]
 pub fn sh(command: &str) -> String {
-    let output = Command::new("bash").args(["-euc", command]).output().unwrap();
+    let output = Command::new("bash")
+        .args(["-euc", command])
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{command}: {}", text_of(&output));
     String::from_utf8(output.stdout).unwrap()
 }
@@ -91,10 +119,12 @@ pub fn write(path: impl AsRef<Path>, text: impl AsRef<[u8]>) {
 }
 
 fn furnish() {
-    sh("for dir in /run /var/lib /var/log /opt; do mount -t tmpfs -o mode=755 tmpfs $dir; done
+    sh(
+        "for dir in /run /var/lib /var/log /opt; do mount -t tmpfs -o mode=755 tmpfs $dir; done
         mkdir -p /run/netns /run/etc/upper /run/etc/work
         mount -t overlay -o lowerdir=/etc,upperdir=/run/etc/upper,workdir=/run/etc/work overlay /etc
-        rm -rf /etc/cni /etc/rail-cni; ip link set lo up");
+        rm -rf /etc/cni /etc/rail-cni; ip link set lo up",
+    );
     for rail in 0..2 {
         let (pf, vf) = (pf(rail), pf(rail).replace("00.0", "00.2"));
         let at = |path: String| Path::new(SYS).join(path);
@@ -113,9 +143,21 @@ fn furnish() {
         write(at(format!("devices/{pf}/sriov_totalvfs")), "8\n");
         write(at(format!("devices/{pf}/sriov_numvfs")), "1\n");
         for (id, netdev) in [(&pf, "pf"), (&vf, "vf")] {
-            symlink(at("bus/pci/drivers/mlx5_core".to_owned()), at(format!("devices/{id}/driver"))).unwrap();
-            symlink(at(format!("devices/{id}")), at(format!("bus/pci/devices/{id}"))).unwrap();
-            symlink(at(format!("devices/{id}")), at(format!("class/net/{netdev}{rail}/device"))).unwrap();
+            symlink(
+                at("bus/pci/drivers/mlx5_core".to_owned()),
+                at(format!("devices/{id}/driver")),
+            )
+            .unwrap();
+            symlink(
+                at(format!("devices/{id}")),
+                at(format!("bus/pci/devices/{id}")),
+            )
+            .unwrap();
+            symlink(
+                at(format!("devices/{id}")),
+                at(format!("class/net/{netdev}{rail}/device")),
+            )
+            .unwrap();
         }
         // The other ends are a leaf's ports, and the PF's cable.
         sh(&format!(
@@ -192,14 +234,18 @@ pub fn cluster() -> Api {
 pub fn in_container(command: &[&str]) -> Command {
     let mut inside = Command::new("unshare");
     inside.args(["-m", "--propagation", "private", "bash", "-euc"]);
-    inside.arg("for dir in /run /opt /etc; do mount -t tmpfs -o mode=755 tmpfs $dir; done; exec \"$@\"");
+    inside.arg(
+        "for dir in /run /opt /etc; do mount -t tmpfs -o mode=755 tmpfs $dir; done; exec \"$@\"",
+    );
     inside.arg("bash").args(command);
     inside
 }
 
 /// `rail-agent install` and `uninstall`, in a container.
 pub fn agent(arguments: &[&str]) -> Output {
-    in_container(&[&[AGENT], arguments].concat()).output().unwrap()
+    in_container(&[&[AGENT], arguments].concat())
+        .output()
+        .unwrap()
 }
 
 #[track_caller]
@@ -208,7 +254,8 @@ pub fn install() {
     assert!(output.status.success(), "{}", text_of(&output));
 }
 
-/// A cluster whose node has the plugins, a plan and a running agent, which has found that pods can start.
+/// A cluster whose node has the plugins, a plan and a running agent, which has found that pods can
+/// start.
 #[track_caller]
 pub fn ready(more: &[&str]) -> (Api, Running) {
     let api = cluster();
@@ -221,14 +268,18 @@ pub fn ready(more: &[&str]) -> (Api, Running) {
 
 /// Writes a kubeconfig for this server, where a container sees it.
 pub fn kubeconfig(server: &str) -> &'static str {
-    // As in a cluster, there is the certificate of an authority: an image from scratch has no others.
-    let authority =
-        sh("openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout /dev/null \
-        -subj /CN=authority -days 1 2>/dev/null | base64 -w 0");
-    write_kubeconfig(&json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
+    // As in a cluster, there is the certificate of an authority: an image from scratch has no
+    // others.
+    let authority = sh(
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout /dev/null \
+        -subj /CN=authority -days 1 2>/dev/null | base64 -w 0",
+    );
+    write_kubeconfig(
+        &json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
         "clusters": [{"name": "c", "cluster": {"server": server, "certificate-authority-data": authority}}],
         "users": [{"name": "c", "user": {}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}]}))
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}]}),
+    )
 }
 
 fn write_kubeconfig(config: &Value) -> &'static str {
@@ -258,10 +309,16 @@ impl Running {
     }
 
     fn run(kubeconfig: &str, more: &[&str]) -> Running {
-        let log =
-            PathBuf::from("/var/log").join(format!("agent-{}", fs::read_dir("/var/log").unwrap().count()));
+        let log = PathBuf::from("/var/log").join(format!(
+            "agent-{}",
+            fs::read_dir("/var/log").unwrap().count()
+        ));
         let arguments = ["run", "--node", NAME, "--pod", "rail-agent-x"];
-        let interval: &[&str] = if more.contains(&"--interval") { &[] } else { &["--interval", "1"] };
+        let interval: &[&str] = if more.contains(&"--interval") {
+            &[]
+        } else {
+            &["--interval", "1"]
+        };
         let child = in_container(&[&[AGENT], &arguments[..], interval, more].concat())
             .env("KUBECONFIG", kubeconfig)
             .stdin(Stdio::null())
@@ -269,7 +326,10 @@ impl Running {
             .stderr(fs::File::create(&log).unwrap())
             .spawn()
             .unwrap();
-        Running { child: child.into(), log }
+        Running {
+            child: child.into(),
+            log,
+        }
     }
 
     pub fn log(&self) -> String {
@@ -282,7 +342,11 @@ impl Running {
         let begun = Instant::now();
         while !holds() {
             let has_ended = self.child.borrow_mut().try_wait().unwrap().is_some();
-            assert!(!has_ended && begun.elapsed() < PATIENCE, "not {what}:\n{}", self.log());
+            assert!(
+                !has_ended && begun.elapsed() < PATIENCE,
+                "not {what}:\n{}",
+                self.log()
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -333,7 +397,11 @@ impl Running {
     pub fn ended(mut self) -> String {
         let begun = Instant::now();
         while self.child.get_mut().try_wait().unwrap().is_none() {
-            assert!(begun.elapsed() < PATIENCE, "it does not end:\n{}", self.log());
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "it does not end:\n{}",
+                self.log()
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
         assert!(!self.child.get_mut().wait().unwrap().success());
@@ -349,16 +417,25 @@ impl Drop for Running {
 }
 
 pub fn condition(api: &Api, kind: &str) -> Value {
-    let all = api.get(NODE)["status"]["conditions"].as_array().cloned().unwrap_or_default();
-    all.into_iter().find(|one| one["type"] == kind).unwrap_or_default()
+    let all = api.get(NODE)["status"]["conditions"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
+    all.into_iter()
+        .find(|one| one["type"] == kind)
+        .unwrap_or_default()
 }
 
 /// What the agent serves.
 pub fn served(path: &str) -> String {
     use std::io::Read as _;
-    let Ok(mut stream) = std::net::TcpStream::connect("127.0.0.1:9810") else { return String::new() };
+    let Ok(mut stream) = std::net::TcpStream::connect("127.0.0.1:9810") else {
+        return String::new();
+    };
     stream
-        .write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes())
+        .write_all(
+            format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes(),
+        )
         .unwrap();
     let mut bytes = Vec::new();
     let _ = stream.read_to_end(&mut bytes);
@@ -393,14 +470,20 @@ fn call_plugin(plugin: &str, verb: &str, pod: &str, rail: u8, network: &Value) -
         .env("CNI_PATH", PLUGINS)
         .env(
             "CNI_ARGS",
-            format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ai;K8S_POD_NAME={pod};K8S_POD_UID=uid-of-{pod}"),
+            format!(
+                "IgnoreUnknown=1;K8S_POD_NAMESPACE=ai;K8S_POD_NAME={pod};K8S_POD_UID=uid-of-{pod}"
+            ),
         )
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let _ = child.stdin.take().unwrap().write_all(network.to_string().as_bytes());
+    let _ = child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(network.to_string().as_bytes());
     child.wait_with_output().unwrap()
 }
 
@@ -421,5 +504,6 @@ pub fn end_pod(pod: &str, rail: u8) {
 
 /// The allocation of this node in the pool of a rail.
 pub fn allocation(rail: u8) -> String {
-    fs::read_to_string(format!("/var/lib/rail-cni/store/{NAME}/rail-{rail}.json")).unwrap_or_default()
+    fs::read_to_string(format!("/var/lib/rail-cni/store/{NAME}/rail-{rail}.json"))
+        .unwrap_or_default()
 }

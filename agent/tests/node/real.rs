@@ -1,5 +1,5 @@
-//! The agent with a real API server: kube-apiserver and etcd, if `scripts/cluster get` has built them, with deploy/ applied by
-//! kubectl. So the roles are what the agent needs.
+//! The agent with a real API server: kube-apiserver and etcd, if `scripts/cluster get` has built
+//! them, with deploy/ applied by kubectl. So the roles are what the agent needs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +8,8 @@ use std::process::{Command, Output, Stdio};
 use serde_json::{Value, json};
 
 use crate::node::{
-    NAME, Running, allocation, config_map, install, node_json, on_a_node, pool, sh, skip, text_of, write,
+    NAME, Running, allocation, config_map, install, node_json, on_a_node, pool, sh, skip, text_of,
+    write,
 };
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
@@ -34,24 +35,41 @@ fn kubectl(arguments: &[&str]) -> Output {
         "--certificate-authority",
         "/run/pki/ca.crt",
     ]);
-    if !arguments.iter().any(|argument| argument.starts_with("--token")) {
+    if !arguments
+        .iter()
+        .any(|argument| argument.starts_with("--token"))
+    {
         command.args(["--token", "admin"]);
     }
     // What kubectl keeps belongs below a home that ends with the test.
-    command.args(arguments).env("HOME", "/run").output().unwrap()
+    command
+        .args(arguments)
+        .env("HOME", "/run")
+        .output()
+        .unwrap()
 }
 
 #[track_caller]
 fn kubectl_ok(arguments: &[&str]) -> String {
     let output = kubectl(arguments);
-    assert!(output.status.success(), "kubectl {arguments:?}: {}", text_of(&output));
+    assert!(
+        output.status.success(),
+        "kubectl {arguments:?}: {}",
+        text_of(&output)
+    );
     String::from_utf8(output.stdout).unwrap()
 }
 
 #[track_caller]
 fn apply(object: &Value) {
     write("/run/object.json", object.to_string());
-    kubectl_ok(&["apply", "--server-side", "--force-conflicts", "-f", "/run/object.json"]);
+    kubectl_ok(&[
+        "apply",
+        "--server-side",
+        "--force-conflicts",
+        "-f",
+        "/run/object.json",
+    ]);
 }
 
 fn node() -> Value {
@@ -68,7 +86,8 @@ fn start_api_server() {
         echo 'admin,admin,admin,system:masters' >tokens
         ip addr add 192.0.2.1/32 dev lo");
     let start = |arguments: &str| {
-        let log = fs::File::create(format!("/var/log/{}", arguments.split(' ').next().unwrap())).unwrap();
+        let log =
+            fs::File::create(format!("/var/log/{}", arguments.split(' ').next().unwrap())).unwrap();
         let mut command = Command::new(kube().unwrap());
         command
             .args(arguments.split_whitespace())
@@ -89,14 +108,19 @@ fn start_api_server() {
     let begun = std::time::Instant::now();
     while !kubectl(&["get", "--raw", "/readyz"]).status.success() {
         let log = || fs::read_to_string("/var/log/kube-apiserver").unwrap();
-        assert!(begun.elapsed().as_secs() < 120, "the API server does not start:\n{}", log());
+        assert!(
+            begun.elapsed().as_secs() < 120,
+            "the API server does not start:\n{}",
+            log()
+        );
         std::thread::sleep(std::time::Duration::from_millis(200));
     }
 }
 
 #[test]
 fn with_the_roles_of_deploy_a_node_gets_ready_and_the_agent_can_change_no_other() {
-    const TEST: &str = "real::with_the_roles_of_deploy_a_node_gets_ready_and_the_agent_can_change_no_other";
+    const TEST: &str =
+        "real::with_the_roles_of_deploy_a_node_gets_ready_and_the_agent_can_change_no_other";
     if kube().is_none() {
         return skip(TEST, "no kube-apiserver 1.34.2 was built on this machine");
     }
@@ -117,7 +141,12 @@ fn with_the_roles_of_deploy_a_node_gets_ready_and_the_agent_can_change_no_other(
         }
         // The command of README.md.
         kubectl_ok(&["apply", "-k", &format!("{ROOT}/deploy/")]);
-        kubectl_ok(&["apply", "--dry-run=server", "-k", &format!("{ROOT}/deploy/uninstall/")]);
+        kubectl_ok(&[
+            "apply",
+            "--dry-run=server",
+            "-k",
+            &format!("{ROOT}/deploy/uninstall/"),
+        ]);
         apply(&config_map(&json!({"node.json": node_json().to_string()})));
         kubectl_ok(&["create", "namespace", "nvidia-network-operator"]);
         for rail in 0..2 {
@@ -146,36 +175,66 @@ fn with_the_roles_of_deploy_a_node_gets_ready_and_the_agent_can_change_no_other(
         install();
         let agent = Running::start_with(&config, &[]);
         let condition = |kind: &str| {
-            let conditions = node()["status"]["conditions"].as_array().cloned().unwrap_or_default();
-            conditions.into_iter().find(|one| one["type"] == kind).unwrap_or_default()
+            let conditions = node()["status"]["conditions"]
+                .as_array()
+                .cloned()
+                .unwrap_or_default();
+            conditions
+                .into_iter()
+                .find(|one| one["type"] == kind)
+                .unwrap_or_default()
         };
         agent.until("ready", || condition("RailsReady")["status"] == "True");
-        agent.until("the label", || node()["metadata"]["labels"]["rail-cni/ready"] == "true");
-        assert!(!node()["spec"].to_string().contains("rail-cni/not-ready"), "{}", node()["spec"]);
-        agent.until("the plan", || condition("RailsPlanCurrent")["status"] == "True");
+        agent.until("the label", || {
+            node()["metadata"]["labels"]["rail-cni/ready"] == "true"
+        });
+        assert!(
+            !node()["spec"].to_string().contains("rail-cni/not-ready"),
+            "{}",
+            node()["spec"]
+        );
+        agent.until("the plan", || {
+            condition("RailsPlanCurrent")["status"] == "True"
+        });
         assert!(allocation(1).contains("172.18.0.0/31"));
         // What the API server refuses would be in the log.
         let mut wrong = config_map(&json!({"node.json": "{}", "cluster": "another"}));
         wrong["apiVersion"] = json!("v1");
         apply(&wrong);
-        agent.until("refused", || condition("RailsPlanCurrent")["reason"] == "Refused");
+        agent.until("refused", || {
+            condition("RailsPlanCurrent")["reason"] == "Refused"
+        });
         agent.until("an Event", || {
-            kubectl_ok(&["get", "events", "-A", "--field-selector", "involvedObject.kind=Node"])
-                .contains("ConfigRefused")
+            kubectl_ok(&[
+                "get",
+                "events",
+                "-A",
+                "--field-selector",
+                "involvedObject.kind=Node",
+            ])
+            .contains("ConfigRefused")
         });
         let log = agent.log();
         assert!(!log.contains("orbidden"), "{log}");
         // Its token is good for its own Node alone.
         let label = |name: &str| kubectl(&["--token", token, "label", "node", name, "a=b"]);
         let output = label("another");
-        assert!(text_of(&output).contains("ValidatingAdmissionPolicy"), "{}", text_of(&output));
+        assert!(
+            text_of(&output).contains("ValidatingAdmissionPolicy"),
+            "{}",
+            text_of(&output)
+        );
         assert!(label(NAME).status.success());
         // And of its own Node it changes nothing that draws or keeps away pods of others.
         let labels = "may change no label of the domains kubernetes.io and k8s.io";
         let taints = "may change the taint rail-cni/not-ready, and no other";
         for (verb, change, told) in [
             ("label", "node-restriction.kubernetes.io/other=b", labels),
-            ("label", "sub.node-restriction.kubernetes.io/other=b", labels),
+            (
+                "label",
+                "sub.node-restriction.kubernetes.io/other=b",
+                labels,
+            ),
             ("label", "node-role.kubernetes.io/control-plane=", labels),
             ("label", "x.k8s.io/y=b", labels),
             ("label", "node-restriction.kubernetes.io/tenant=b", labels),
@@ -193,10 +252,14 @@ fn with_the_roles_of_deploy_a_node_gets_ready_and_the_agent_can_change_no_other(
         }
         // Nor whether the garbage collector deletes it, or what keeps it.
         let owner = r#"{"apiVersion":"v1","kind":"ConfigMap","name":"none","uid":"00000000-0000-0000-0000-000000000001"}"#;
-        for (key, list) in [("ownerReferences", owner), ("finalizers", r#""example.com/mine""#)] {
+        for (key, list) in [
+            ("ownerReferences", owner),
+            ("finalizers", r#""example.com/mine""#),
+        ] {
             let change = format!(r#"{{"metadata":{{"{key}":[{list}]}}}}"#);
-            let output =
-                kubectl(&["--token", token, "patch", "node", NAME, "--type", "merge", "--patch", &change]);
+            let output = kubectl(&[
+                "--token", token, "patch", "node", NAME, "--type", "merge", "--patch", &change,
+            ]);
             let told = format!("may change no metadata.{key}");
             assert!(
                 !output.status.success() && text_of(&output).contains(&told),
@@ -211,13 +274,16 @@ fn with_the_roles_of_deploy_a_node_gets_ready_and_the_agent_can_change_no_other(
              -H 'content-type: application/merge-patch+json' https://127.0.0.1:6443/api/v1/nodes/{NAME}/status"
         ));
         assert!(by_status.contains(labels), "{by_status}");
-        for (verb, change) in [("label", "mykubernetes.io/a=b"), ("taint", "rail-cni/not-ready=:NoSchedule")]
-        {
+        for (verb, change) in [
+            ("label", "mykubernetes.io/a=b"),
+            ("taint", "rail-cni/not-ready=:NoSchedule"),
+        ] {
             let output = kubectl(&["--token", token, verb, "--overwrite", "node", NAME, change]);
             assert!(output.status.success(), "{change}: {}", text_of(&output));
         }
         // Of the ConfigMap it changes only that its own node pauses a rollout.
-        let paused = |by: &str| json!({"metadata": {"annotations": {"rail-cni/rollout-paused": by}}});
+        let paused =
+            |by: &str| json!({"metadata": {"annotations": {"rail-cni/rollout-paused": by}}});
         let change = |body: &Value| {
             sh(&format!(
                 "curl -sS --cacert /run/pki/ca.crt -X PATCH -H 'authorization: Bearer {token}' -d '{body}' \
@@ -228,39 +294,74 @@ fn with_the_roles_of_deploy_a_node_gets_ready_and_the_agent_can_change_no_other(
         let mut both = paused(NAME);
         both["data"] = json!({"node.json": "[]"});
         for (body, is_allowed) in [
-            (json!({"metadata": {"annotations": {"rail-cni/rollout-percent": "100"}}}), false),
+            (
+                json!({"metadata": {"annotations": {"rail-cni/rollout-percent": "100"}}}),
+                false,
+            ),
             (json!({"metadata": {"labels": {"a": "b"}}}), false),
             (both, false),
             (paused("another"), false),
             (paused(NAME), true),
             (paused("another"), false),
-            (json!({"metadata": {"annotations": {"rail-cni/rollout-paused": null}}}), false),
+            (
+                json!({"metadata": {"annotations": {"rail-cni/rollout-paused": null}}}),
+                false,
+            ),
         ] {
             let said = change(&body);
-            let told = if is_allowed { r#""kind": "ConfigMap""# } else { "ValidatingAdmissionPolicy" };
+            let told = if is_allowed {
+                r#""kind": "ConfigMap""#
+            } else {
+                "ValidatingAdmissionPolicy"
+            };
             assert!(said.contains(told), "{body}: {said}");
         }
-        agent.until("the taint away again", || !node()["spec"].to_string().contains("rail-cni/not-ready"));
-        for asked in [["list", "pods"], ["get", "secrets"], ["delete", "nodes"], ["create", "pods"]] {
+        agent.until("the taint away again", || {
+            !node()["spec"].to_string().contains("rail-cni/not-ready")
+        });
+        for asked in [
+            ["list", "pods"],
+            ["get", "secrets"],
+            ["delete", "nodes"],
+            ["create", "pods"],
+        ] {
             let output = kubectl(&["--token", token, "auth", "can-i", asked[0], asked[1], "-A"]);
-            assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "no", "{asked:?}");
+            assert_eq!(
+                String::from_utf8_lossy(&output.stdout).trim(),
+                "no",
+                "{asked:?}"
+            );
         }
         // A rollout leaves the Node as it is; labels and conditions go with the DaemonSet.
         assert!(agent.stop());
         assert_eq!(node()["metadata"]["labels"]["rail-cni/ready"], "true");
         kubectl_ok(&["delete", "daemonset", "rail-agent", "-n", "kube-system"]);
         let agent = Running::start_with(&config, &[]);
-        agent.until("looking", || crate::node::served("/metrics").contains("rail_cni_api_up 1"));
+        agent.until("looking", || {
+            crate::node::served("/metrics").contains("rail_cni_api_up 1")
+        });
         let (is_well, log) = agent.stopped();
         assert!(is_well, "{log}");
-        assert!(node()["metadata"]["labels"]["rail-cni/ready"].is_null(), "{log}");
+        assert!(
+            node()["metadata"]["labels"]["rail-cni/ready"].is_null(),
+            "{log}"
+        );
         assert!(condition("RailsReady").is_null(), "{log}");
         // In another namespace, by a kustomization of an operator, its token is good for no more.
         kubectl_ok(&["create", "namespace", "gpu"]);
-        write("/run/own/kustomization.yaml", format!("resources: [../..{ROOT}/deploy]\nnamespace: gpu\n"));
+        write(
+            "/run/own/kustomization.yaml",
+            format!("resources: [../..{ROOT}/deploy]\nnamespace: gpu\n"),
+        );
         kubectl_ok(&["apply", "-k", "/run/own"]);
         let of_node = ["--bound-object-kind=Node", "--bound-object-name", NAME];
-        let moved = kubectl_ok(&[&["create", "token", "rail-agent", "-n", "gpu"][..], &of_node].concat());
+        let moved = kubectl_ok(
+            &[
+                &["create", "token", "rail-agent", "-n", "gpu"][..],
+                &of_node,
+            ]
+            .concat(),
+        );
         let label = |name: &str| kubectl(&["--token", moved.trim(), "label", "node", name, "c=d"]);
         let output = label(NAME);
         assert!(output.status.success(), "{}", text_of(&output));
@@ -270,13 +371,16 @@ fn with_the_roles_of_deploy_a_node_gets_ready_and_the_agent_can_change_no_other(
     });
 }
 
-/// Rights and DaemonSet are deleted by one command, and the agent takes its word off the Node all the same.
+/// Rights and DaemonSet are deleted by one command, and the agent takes its word off the Node all
+/// the same.
 fn all_at_once(config: &Value) {
     let deploy = format!("{ROOT}/deploy/");
     kubectl_ok(&["apply", "-k", &deploy]);
     apply(&config_map(&json!({"node.json": node_json().to_string()})));
     let agent = Running::start_with(config, &[]);
-    agent.until("the label", || node()["metadata"]["labels"]["rail-cni/ready"] == "true");
+    agent.until("the label", || {
+        node()["metadata"]["labels"]["rail-cni/ready"] == "true"
+    });
     apply(
         &json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "rail-agent-x", "namespace": "kube-system",
             "labels": {"app.kubernetes.io/name": "rail-agent"}},
@@ -285,13 +389,25 @@ fn all_at_once(config: &Value) {
     );
     // The policy judges from a moment on.
     let refused = |kind: &str| {
-        let output = kubectl(&["delete", kind, "rail-agent", "-n", "kube-system", "--dry-run=server"]);
+        let output = kubectl(&[
+            "delete",
+            kind,
+            "rail-agent",
+            "-n",
+            "kube-system",
+            "--dry-run=server",
+        ]);
         !output.status.success() && text_of(&output).contains("ValidatingAdmissionPolicy")
     };
-    agent.until("the policy", || refused("clusterrole") && refused("serviceaccount"));
+    agent.until("the policy", || {
+        refused("clusterrole") && refused("serviceaccount")
+    });
     let output = kubectl(&["delete", "-k", &deploy, "--wait=false"]);
     let told = text_of(&output);
-    assert!(!output.status.success() && told.contains("kube-system/rail-agent-x"), "{told}");
+    assert!(
+        !output.status.success() && told.contains("kube-system/rail-agent-x"),
+        "{told}"
+    );
     for (kind, stays) in [
         ("daemonset", false),
         ("clusterrole", true),
@@ -300,12 +416,35 @@ fn all_at_once(config: &Value) {
         ("role", true),
         ("rolebinding", true),
     ] {
-        let found = kubectl(&["get", kind, "rail-agent", "-n", "kube-system"]).status.success();
+        let found = kubectl(&["get", kind, "rail-agent", "-n", "kube-system"])
+            .status
+            .success();
         assert_eq!(found, stays, "{kind}: {told}");
     }
     let (is_well, log) = agent.stopped();
-    assert!(is_well && node()["metadata"]["labels"]["rail-cni/ready"].is_null(), "{log}");
-    kubectl_ok(&["delete", "pod", "rail-agent-x", "-n", "kube-system", "--force", "--grace-period=0"]);
-    kubectl_ok(&["delete", "-k", &deploy, "--wait=false", "--ignore-not-found"]);
-    assert!(!kubectl(&["get", "clusterrole", "rail-agent"]).status.success());
+    assert!(
+        is_well && node()["metadata"]["labels"]["rail-cni/ready"].is_null(),
+        "{log}"
+    );
+    kubectl_ok(&[
+        "delete",
+        "pod",
+        "rail-agent-x",
+        "-n",
+        "kube-system",
+        "--force",
+        "--grace-period=0",
+    ]);
+    kubectl_ok(&[
+        "delete",
+        "-k",
+        &deploy,
+        "--wait=false",
+        "--ignore-not-found",
+    ]);
+    assert!(
+        !kubectl(&["get", "clusterrole", "rail-agent"])
+            .status
+            .success()
+    );
 }

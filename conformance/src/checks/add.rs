@@ -162,7 +162,12 @@ pub const CHECKS: &[Check] = &[
 
 /// The names of the interfaces of a pod, by what [`World::pod_state`] returned.
 fn names(pod: &Value) -> Vec<String> {
-    pod["links"].as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect()
+    pod["links"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(name, _)| name.clone())
+        .collect()
 }
 
 fn interface_is_made(world: &World<'_>) -> Result<(), Stop> {
@@ -170,7 +175,10 @@ fn interface_is_made(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
     let before = names(&world.pod_state(&one)?);
     if before.contains(&one.ifname) {
-        return Err(Stop::LeftOut(format!("its description makes {} before ADD", one.ifname)));
+        return Err(Stop::LeftOut(format!(
+            "its description makes {} before ADD",
+            one.ifname
+        )));
     }
     world.add(&one)?;
     let is_made = names(&world.pod_state(&one)?).contains(&one.ifname);
@@ -189,7 +197,10 @@ fn interface_has_its_name(world: &World<'_>) -> Result<(), Stop> {
     let mut asked = false;
     for (n, name) in ["eth0", "a", "fifteen-bytes-x"].into_iter().enumerate() {
         let own = world.attachment(n)?;
-        let one = Attachment { ifname: name.to_owned(), ..own };
+        let one = Attachment {
+            ifname: name.to_owned(),
+            ..own
+        };
         let before = names(&world.pod_state(&one)?);
         let ran = world.run(&world.call("ADD", &one))?;
         // An error is what a plugin returns that cannot use the name.
@@ -208,7 +219,13 @@ fn interface_has_its_name(world: &World<'_>) -> Result<(), Stop> {
         );
         world.make_room(&one, &ran.result().unwrap_or_default())?;
     }
-    if asked { Ok(()) } else { Err(Stop::LeftOut("its ADD makes no interface in the pod".to_owned())) }
+    if asked {
+        Ok(())
+    } else {
+        Err(Stop::LeftOut(
+            "its ADD makes no interface in the pod".to_owned(),
+        ))
+    }
 }
 
 /// An ADD where an interface that somebody else made has the name. The plugin itself works here.
@@ -216,7 +233,10 @@ fn taken(world: &World<'_>) -> Result<(Attachment, Value, Value), Stop> {
     let (other, result) = made(world, 98)?;
     world.make_room(&other, &result)?;
     let one = world.attachment(0)?;
-    world.in_pod(&one, &format!("link add {} type veth peer name other", one.ifname))?;
+    world.in_pod(
+        &one,
+        &format!("link add {} type veth peer name other", one.ifname),
+    )?;
     let before = world.baseline()?;
     let pod = world.pod_state(&one)?;
     Ok((one, before, pod))
@@ -224,7 +244,9 @@ fn taken(world: &World<'_>) -> Result<(Attachment, Value, Value), Stop> {
 
 fn taken_name_is_refused(world: &World<'_>) -> Result<(), Stop> {
     let (one, ..) = taken(world)?;
-    world.fails(&world.call("ADD", &one), "ADD beside an interface net1").map(drop)
+    world
+        .fails(&world.call("ADD", &one), "ADD beside an interface net1")
+        .map(drop)
 }
 
 fn taken_name_changes_nothing(world: &World<'_>) -> Result<(), Stop> {
@@ -246,13 +268,17 @@ fn made(world: &World<'_>, n: usize) -> Result<(Attachment, Value), Stop> {
     let result = world.add(&one)?;
     match names(&world.pod_state(&one)?).contains(&one.ifname) {
         true => Ok((one, result)),
-        false => Err(Stop::LeftOut("its ADD makes no interface CNI_IFNAME in the pod".to_owned())),
+        false => Err(Stop::LeftOut(
+            "its ADD makes no interface CNI_IFNAME in the pod".to_owned(),
+        )),
     }
 }
 
 fn second_add_is_refused(world: &World<'_>) -> Result<(), Stop> {
     let (one, _) = made(world, 0)?;
-    world.fails(&world.call("ADD", &one), "the second ADD").map(drop)
+    world
+        .fails(&world.call("ADD", &one), "the second ADD")
+        .map(drop)
 }
 
 fn second_add_changes_nothing(world: &World<'_>) -> Result<(), Stop> {
@@ -301,18 +327,29 @@ fn previous_result_is_kept(world: &World<'_>) -> Result<(), Stop> {
     interfaces.extend(at(&previous["interfaces"]));
     let ips: Vec<_> = at(&previous["ips"])
         .iter()
-        .map(|one| with(one, "interface", json!(one["interface"].as_u64().unwrap_or(0) + 1)))
+        .map(|one| {
+            with(
+                one,
+                "interface",
+                json!(one["interface"].as_u64().unwrap_or(0) + 1),
+            )
+        })
         .collect();
     previous["interfaces"] = json!(interfaces);
     previous["ips"] = json!(ips);
-    for (key, value) in
-        [("routes", json!([{"dst": "10.88.0.0/16"}])), ("dns", json!({"nameservers": ["10.9.0.53"]}))]
-    {
+    for (key, value) in [
+        ("routes", json!([{"dst": "10.88.0.0/16"}])),
+        ("dns", json!({"nameservers": ["10.9.0.53"]})),
+    ] {
         if previous[key].is_null() {
             previous[key] = value;
         }
     }
-    let ran = world.run(&world.call("ADD", &one).conf(&with(&one.conf, "prevResult", previous.clone())))?;
+    let ran = world.run(&world.call("ADD", &one).conf(&with(
+        &one.conf,
+        "prevResult",
+        previous.clone(),
+    )))?;
     if ran.status != 0 {
         return Err(Stop::LeftOut(format!(
             "its ADD fails behind a plugin with one more interface: {}",
@@ -321,14 +358,17 @@ fn previous_result_is_kept(world: &World<'_>) -> Result<(), Stop> {
     }
     let result = world.object(&ran)?;
     if let Err(why) = is_kept(&previous, &result) {
-        // In words of jq, that each interface, address and route is there; the indexes are told in words.
+        // In words of jq, that each interface, address and route is there; the indexes are told in
+        // words.
         let names = answer(&format!(
             "[.interfaces[]?.name] as $n | {} | all(. as $x | $n | index($x))",
             json!(names_of(&previous["interfaces"], "name"))
         ));
         let more = [("ips", "address"), ("routes", "dst")].map(|(list, key)| {
             let wanted = json!(names_of(&previous[list], key));
-            answer(&format!("[.{list}[]?.{key}] as $n | {wanted} | all(. as $x | $n | index($x))"))
+            answer(&format!(
+                "[.{list}[]?.{key}] as $n | {wanted} | all(. as $x | $n | index($x))"
+            ))
         });
         let places = quoted(&is_kept_in_jq(&previous));
         let shell = format!("{names} && {} && {} && answer {places}", more[0], more[1]);
@@ -338,15 +378,24 @@ fn previous_result_is_kept(world: &World<'_>) -> Result<(), Stop> {
 }
 
 fn names_of(list: &Value, key: &str) -> Vec<Value> {
-    list.as_array().into_iter().flatten().map(|one| one[key].clone()).collect()
+    list.as_array()
+        .into_iter()
+        .flatten()
+        .map(|one| one[key].clone())
+        .collect()
 }
 
-/// That each address is of the interface of the name that it had, and that the DNS servers are there.
+/// That each address is of the interface of the name that it had, and that the DNS servers are
+/// there.
 fn is_kept_in_jq(old: &Value) -> String {
     let mut all = vec!["true".to_owned()];
     for address in old["ips"].as_array().into_iter().flatten() {
-        let at = address["interface"].as_u64().and_then(|at| usize::try_from(at).ok());
-        let name = at.map(|at| old["interfaces"][at]["name"].clone()).unwrap_or_default();
+        let at = address["interface"]
+            .as_u64()
+            .and_then(|at| usize::try_from(at).ok());
+        let name = at
+            .map(|at| old["interfaces"][at]["name"].clone())
+            .unwrap_or_default();
         all.push(format!(
             "(. as $r | any(.ips[]?; .address == {} and $r.interfaces[.interface // 0].name == {name}))",
             address["address"]
@@ -358,18 +407,25 @@ fn is_kept_in_jq(old: &Value) -> String {
     all.join(" and ")
 }
 
-/// Has `new` all that `old` has? A plugin may put its own between, so that an index is another number. tuning sets a MAC and
-/// says so.
+/// Has `new` all that `old` has? A plugin may put its own between, so that an index is another
+/// number. tuning sets a MAC and says so.
 fn is_kept(old: &Value, new: &Value) -> Result<(), String> {
     let list = |result: &Value, key: &str| result[key].as_array().cloned().unwrap_or_default();
     // An interface of the host has no sandbox, or an empty one.
-    let id = |one: &Value| ["name", "sandbox"].map(|key| one[key].as_str().unwrap_or_default().to_owned());
+    let id = |one: &Value| {
+        ["name", "sandbox"].map(|key| one[key].as_str().unwrap_or_default().to_owned())
+    };
     // An address in whatever spelling, and the interface that it is said to be on.
     let place = |result: &Value, one: &Value| {
         let text = one["address"].as_str().unwrap_or_default().to_owned();
         let whole = super::result::whole(&text).ok_or(text);
-        let at = one["interface"].as_u64().and_then(|at| usize::try_from(at).ok());
-        (whole, at.and_then(|at| result["interfaces"].get(at)).map(id))
+        let at = one["interface"]
+            .as_u64()
+            .and_then(|at| usize::try_from(at).ok());
+        (
+            whole,
+            at.and_then(|at| result["interfaces"].get(at)).map(id),
+        )
     };
     let has_keys = |new: &Value, old: &Value, but: &[&str]| {
         old.as_object().into_iter().flatten().all(|(key, value)| {
@@ -377,22 +433,29 @@ fn is_kept(old: &Value, new: &Value) -> Result<(), String> {
         })
     };
     for one in list(old, "interfaces") {
-        let is_there = |new: &&Value| id(new) == id(&one) && has_keys(new, &one, &["name", "sandbox", "mac"]);
+        let is_there =
+            |new: &&Value| id(new) == id(&one) && has_keys(new, &one, &["name", "sandbox", "mac"]);
         if !list(new, "interfaces").iter().any(|new| is_there(&new)) {
             return Err(format!("the interface {one} is not in the result {new}"));
         }
     }
     for one in list(old, "ips") {
         let is_there = |other: &Value| {
-            place(new, other) == place(old, &one) && has_keys(other, &one, &["address", "interface"])
+            place(new, other) == place(old, &one)
+                && has_keys(other, &one, &["address", "interface"])
         };
         if !list(new, "ips").iter().any(is_there) {
             let on = place(old, &one).1;
-            return Err(format!("the address {one}, of the interface {on:?}, is not so in the result {new}"));
+            return Err(format!(
+                "the address {one}, of the interface {on:?}, is not so in the result {new}"
+            ));
         }
     }
     for one in list(old, "routes") {
-        if !list(new, "routes").iter().any(|new| has_keys(new, &one, &[])) {
+        if !list(new, "routes")
+            .iter()
+            .any(|new| has_keys(new, &one, &[]))
+        {
             return Err(format!("the route {one} is not in the result {new}"));
         }
     }
@@ -418,15 +481,32 @@ fn host_is_not_changed(world: &World<'_>) -> Result<(), Stop> {
     for (name, link) in before["links"].as_object().into_iter().flatten() {
         if let Some(now) = after["links"].get(name) {
             // A bridge has the MAC of a port.
-            let same = ["mtu", "up", "altnames", "kind"].iter().all(|key| link[key] == now[key]);
+            let same = ["mtu", "up", "altnames", "kind"]
+                .iter()
+                .all(|key| link[key] == now[key]);
             let text = difference(link, now).unwrap_or_default();
-            ensure!(world, same, world.same_link("host", name, &before), "the link {name}: {text}");
+            ensure!(
+                world,
+                same,
+                world.same_link("host", name, &before),
+                "the link {name}: {text}"
+            );
         }
         let is_same = !name.starts_with("bystander") || after["links"].get(name) == Some(link);
-        ensure!(world, is_same, world.same_link("host", name, &before), "the link {name} was changed");
+        ensure!(
+            world,
+            is_same,
+            world.same_link("host", name, &before),
+            "the link {name} was changed"
+        );
     }
     let is_same = before["rules"] == after["rules"];
-    ensure!(world, is_same, world.same_part("rules", &before), "the rules of the host were changed");
+    ensure!(
+        world,
+        is_same,
+        world.same_part("rules", &before),
+        "the rules of the host were changed"
+    );
     Ok(())
 }
 
@@ -461,17 +541,30 @@ fn pod_is_as_before(world: &World<'_>) -> Result<(), Stop> {
 fn requested_mac_is_set(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
     if world.description().kind == Kind::Ipam || one.conf["capabilities"]["mac"] != json!(true) {
-        return Err(Stop::LeftOut("its configuration does not have the capability mac".to_owned()));
+        return Err(Stop::LeftOut(
+            "its configuration does not have the capability mac".to_owned(),
+        ));
     }
     let mac = "02:00:00:00:00:77";
-    let ran =
-        world.run(&world.call("ADD", &one).conf(&with(&one.conf, "runtimeConfig", json!({"mac": mac}))))?;
+    let ran = world.run(&world.call("ADD", &one).conf(&with(
+        &one.conf,
+        "runtimeConfig",
+        json!({"mac": mac}),
+    )))?;
     if ran.status != 0 {
         return Ok(());
     }
     let shown = one.shown("", &format!("link show {}", one.ifname))?;
-    let shell = format!("ip -n {} link show {} | grep -q {mac}", one.container, one.ifname);
-    ensure!(world, shown.contains(mac), shell, "the interface has another MAC: {shown}");
+    let shell = format!(
+        "ip -n {} link show {} | grep -q {mac}",
+        one.container, one.ifname
+    );
+    ensure!(
+        world,
+        shown.contains(mac),
+        shell,
+        "the interface has another MAC: {shown}"
+    );
     Ok(())
 }
 
@@ -483,9 +576,16 @@ fn dns_of_configuration_is_returned(world: &World<'_>) -> Result<(), Stop> {
     let without = result["dns"].clone();
     world.make_room(&one, &result)?;
     let dns = json!({"nameservers": ["10.9.0.53"], "search": ["example.net"]});
-    let ran = world.run(&world.call("ADD", &one).conf(&with(&one.conf, "dns", dns.clone())))?;
+    let ran = world.run(
+        &world
+            .call("ADD", &one)
+            .conf(&with(&one.conf, "dns", dns.clone())),
+    )?;
     if ran.status != 0 {
-        return Err(Stop::LeftOut(format!("its ADD fails with dns: {}", ran.told())));
+        return Err(Stop::LeftOut(format!(
+            "its ADD fails with dns: {}",
+            ran.told()
+        )));
     }
     let result = world.object(&ran)?;
     let is_same = |one: &Value, other: &Value| {
@@ -497,7 +597,11 @@ fn dns_of_configuration_is_returned(world: &World<'_>) -> Result<(), Stop> {
     }
     for key in ["nameservers", "search"] {
         let told = result["dns"][key].as_array().cloned().unwrap_or_default();
-        let is_there = dns[key].as_array().into_iter().flatten().all(|one| told.contains(one));
+        let is_there = dns[key]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .all(|one| told.contains(one));
         ensure!(
             world,
             is_there,
@@ -513,12 +617,19 @@ fn no_default_route_is_added(world: &World<'_>) -> Result<(), Stop> {
     world.only(&[Kind::Main])?;
     let one = world.attachment(0)?;
     let description = world.description();
-    let texts = [&one.conf].into_iter().chain(description.files.values()).map(Value::to_string);
+    let texts = [&one.conf]
+        .into_iter()
+        .chain(description.files.values())
+        .map(Value::to_string);
     let asked = texts.filter(|text| {
-        ["\"0.0.0.0/0\"", "\"::/0\"", "\"isDefaultGateway\":true"].iter().any(|wish| text.contains(wish))
+        ["\"0.0.0.0/0\"", "\"::/0\"", "\"isDefaultGateway\":true"]
+            .iter()
+            .any(|wish| text.contains(wish))
     });
     if asked.count() > 0 {
-        return Err(Stop::LeftOut("its configuration asks for a default route".to_owned()));
+        return Err(Stop::LeftOut(
+            "its configuration asks for a default route".to_owned(),
+        ));
     }
     world.add(&one)?;
     for family in ["-4", "-6"] {
@@ -526,7 +637,10 @@ fn no_default_route_is_added(world: &World<'_>) -> Result<(), Stop> {
         let boot = one.shown(family, "route show table all default proto boot")?;
         let text = format!("{routes}{boot}");
         let see = |proto: &str| {
-            format!("$(ip {family} -n {} route show table all default proto {proto})", one.container)
+            format!(
+                "$(ip {family} -n {} route show table all default proto {proto})",
+                one.container
+            )
         };
         let shell = format!("[ -z \"{}{}\" ]", see("static"), see("boot"));
         ensure!(world, text.trim().is_empty(), shell, "the pod has {text}");
@@ -565,7 +679,10 @@ mod tests {
         ] {
             let mut changed = new.clone();
             *changed.pointer_mut(pointer).unwrap() = value;
-            assert!(is_kept(&old, &changed).unwrap_err().contains(wrong), "{pointer}");
+            assert!(
+                is_kept(&old, &changed).unwrap_err().contains(wrong),
+                "{pointer}"
+            );
         }
     }
 }

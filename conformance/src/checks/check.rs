@@ -21,7 +21,11 @@ pub const CHECKS: &[Check] = &[
                 "parameters",
                 "The plugin must handle `CHECK` being called immediately after an `ADD`",
             ),
-            must("1.0.0", CHECK, "The plugin must handle `CHECK` being called immediately after an `ADD`"),
+            must(
+                "1.0.0",
+                CHECK,
+                "The plugin must handle `CHECK` being called immediately after an `ADD`",
+            ),
         ],
         check_after_add,
     ),
@@ -123,7 +127,12 @@ pub const CHECKS: &[Check] = &[
         ],
         check_allows_more,
     ),
-    extra("check_changes_nothing", "CHECK changes nothing", "it only asks", check_changes_nothing),
+    extra(
+        "check_changes_nothing",
+        "CHECK changes nothing",
+        "it only asks",
+        check_changes_nothing,
+    ),
     quality(
         "check_takes_another_path",
         "CHECK succeeds when CNI_NETNS is another path to the same namespace",
@@ -136,7 +145,9 @@ fn begun(world: &World<'_>) -> Result<(Attachment, Value, Call), Stop> {
     world.claims("CHECK")?;
     let one = world.attachment(0)?;
     let result = world.add(&one)?;
-    let call = world.call("CHECK", &one).conf(&with(&one.conf, "prevResult", result.clone()));
+    let call = world
+        .call("CHECK", &one)
+        .conf(&with(&one.conf, "prevResult", result.clone()));
     Ok((one, result, call))
 }
 
@@ -166,10 +177,16 @@ fn check_needs_a_previous_result(world: &World<'_>) -> Result<(), Stop> {
     if let Some(map) = conf.as_object_mut() {
         map.remove("prevResult");
     }
-    fails(world, &world.call("CHECK", &one).conf(&conf), "CHECK without prevResult")?;
     fails(
         world,
-        &world.call("CHECK", &one).conf(&with(&conf, "prevResult", json!(null))),
+        &world.call("CHECK", &one).conf(&conf),
+        "CHECK without prevResult",
+    )?;
+    fails(
+        world,
+        &world
+            .call("CHECK", &one)
+            .conf(&with(&conf, "prevResult", json!(null))),
         "CHECK with prevResult null",
     )
 }
@@ -177,8 +194,15 @@ fn check_needs_a_previous_result(world: &World<'_>) -> Result<(), Stop> {
 fn check_misses_the_interface(world: &World<'_>) -> Result<(), Stop> {
     world.only(&[Kind::Main])?;
     let (one, result, call) = working(world)?;
-    if !result["interfaces"].as_array().into_iter().flatten().any(|own| own["name"] == one.ifname) {
-        return Err(Stop::LeftOut("the result has no interface of the pod".to_owned()));
+    if !result["interfaces"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .any(|own| own["name"] == one.ifname)
+    {
+        return Err(Stop::LeftOut(
+            "the result has no interface of the pod".to_owned(),
+        ));
     }
     world.in_pod(&one, &format!("link del {}", one.ifname))?;
     fails(world, &call, "CHECK without the interface")
@@ -200,7 +224,9 @@ fn check_misses_a_route(world: &World<'_>) -> Result<(), Stop> {
     let Some(route) = result["routes"][0]["dst"].as_str() else {
         return Err(Stop::LeftOut("the result has no route".to_owned()));
     };
-    let table = result["routes"][0]["table"].as_u64().map_or("main".to_owned(), |table| table.to_string());
+    let table = result["routes"][0]["table"]
+        .as_u64()
+        .map_or("main".to_owned(), |table| table.to_string());
     world.in_pod(&one, &format!("route del {route} table {table}"))?;
     fails(world, &call, "CHECK without the route")
 }
@@ -215,7 +241,11 @@ fn damaged(world: &World<'_>, commands: &[&str], what: &str) -> Result<(), Stop>
 }
 
 fn check_sees_another_mac(world: &World<'_>) -> Result<(), Stop> {
-    damaged(world, &["link set net1 address 02:00:00:00:00:99"], "CHECK with another MAC")
+    damaged(
+        world,
+        &["link set net1 address 02:00:00:00:00:99"],
+        "CHECK with another MAC",
+    )
 }
 
 fn check_sees_another_mtu(world: &World<'_>) -> Result<(), Stop> {
@@ -223,7 +253,11 @@ fn check_sees_another_mtu(world: &World<'_>) -> Result<(), Stop> {
 }
 
 fn check_sees_that_it_is_down(world: &World<'_>) -> Result<(), Stop> {
-    damaged(world, &["link set net1 down"], "CHECK of an interface that is down")
+    damaged(
+        world,
+        &["link set net1 down"],
+        "CHECK of an interface that is down",
+    )
 }
 
 fn check_after_del(world: &World<'_>) -> Result<(), Stop> {
@@ -249,7 +283,13 @@ fn check_allows_more(world: &World<'_>) -> Result<(), Stop> {
     ] {
         world.in_pod(&one, &command)?;
         let ran = world.run(&call)?;
-        ensure!(world, ran.status == 0, "succeeded", "CHECK after ip {command}: {}", ran.told());
+        ensure!(
+            world,
+            ran.status == 0,
+            "succeeded",
+            "CHECK after ip {command}: {}",
+            ran.told()
+        );
     }
     Ok(())
 }
@@ -267,6 +307,10 @@ fn check_changes_nothing(world: &World<'_>) -> Result<(), Stop> {
 fn check_takes_another_path(world: &World<'_>) -> Result<(), Stop> {
     let (one, _, call) = working(world)?;
     // No symbolic link: whether ADD accepts those is a check of its own.
-    let path = one.netns.display().to_string().replace("/netns/", "/netns/./");
+    let path = one
+        .netns
+        .display()
+        .to_string()
+        .replace("/netns/", "/netns/./");
     world.ok(&call.var("CNI_NETNS", path)).map(drop)
 }

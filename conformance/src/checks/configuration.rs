@@ -124,7 +124,9 @@ pub const CHECKS: &[Check] = &[
 ];
 
 fn verbs<'v>(world: &'v World<'_>) -> impl Iterator<Item = &'static str> + 'v {
-    VERBS.into_iter().filter(|verb| *verb != "VERSION" && world.description().claims(verb))
+    VERBS
+        .into_iter()
+        .filter(|verb| *verb != "VERSION" && world.description().claims(verb))
 }
 
 fn garbage_is_error_6(world: &World<'_>) -> Result<(), Stop> {
@@ -132,8 +134,10 @@ fn garbage_is_error_6(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
     for verb in verbs(world) {
         for text in ["", " ", "{", "[]", "7", "\"x\""] {
-            let error =
-                world.refused(&world.call(verb, &one).text(text), &format!("{verb} with {text:?}"))?;
+            let error = world.refused(
+                &world.call(verb, &one).text(text),
+                &format!("{verb} with {text:?}"),
+            )?;
             ensure!(
                 world,
                 error["code"] == 6,
@@ -155,24 +159,49 @@ fn garbage_changes_nothing(world: &World<'_>) -> Result<(), Stop> {
     for verb in verbs(world).filter(|verb| *verb != "DEL") {
         for text in [cut, "{", "nonsense", "[]", &deep, &"x".repeat(1 << 20)] {
             let begin: String = text.chars().take(20).collect();
-            world.fails(&world.call(verb, &one).text(text), &format!("{verb} with {begin:?}..."))?;
+            world.fails(
+                &world.call(verb, &one).text(text),
+                &format!("{verb} with {begin:?}..."),
+            )?;
         }
         let bytes = b"{\"name\":\"\xff\xfe".as_slice();
-        world.fails(&world.call(verb, &one).text(bytes), &format!("{verb} with bytes that are no text"))?;
+        world.fails(
+            &world.call(verb, &one).text(bytes),
+            &format!("{verb} with bytes that are no text"),
+        )?;
     }
     world.is_as(&before, "after garbage")
 }
 
 fn wrong_types_are_refused(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
-    let keys: Vec<String> = one.conf.as_object().into_iter().flat_map(|map| map.keys().cloned()).collect();
-    for key in keys.iter().map(String::as_str).chain(["runtimeConfig", "args", "capabilities", "dns"]) {
-        for wrong in [json!(7), json!(["x"]), json!({"x": [{}]}), json!(true), json!(-1.5e300)] {
+    let keys: Vec<String> = one
+        .conf
+        .as_object()
+        .into_iter()
+        .flat_map(|map| map.keys().cloned())
+        .collect();
+    for key in
+        keys.iter()
+            .map(String::as_str)
+            .chain(["runtimeConfig", "args", "capabilities", "dns"])
+    {
+        for wrong in [
+            json!(7),
+            json!(["x"]),
+            json!({"x": [{}]}),
+            json!(true),
+            json!(-1.5e300),
+        ] {
             if one.conf[key].is_object() == wrong.is_object() && one.conf[key].is_object() {
                 continue;
             }
             for verb in ["ADD", "DEL"] {
-                let ran = world.run(&world.call(verb, &one).conf(&with(&one.conf, key, wrong.clone())))?;
+                let ran = world.run(&world.call(verb, &one).conf(&with(
+                    &one.conf,
+                    key,
+                    wrong.clone(),
+                )))?;
                 let what = format!("{verb} with {key}: {wrong}");
                 ensure!(
                     world,
@@ -198,10 +227,19 @@ fn network_has_a_name(world: &World<'_>) -> Result<(), Stop> {
     world.claims_version_1()?;
     let one = world.attachment(0)?;
     for verb in verbs(world) {
-        for name in [json!(null), json!(""), json!("-a"), json!("a b"), json!("a/b"), json!("../a")] {
+        for name in [
+            json!(null),
+            json!(""),
+            json!("-a"),
+            json!("a b"),
+            json!("a/b"),
+            json!("../a"),
+        ] {
             let conf = with(&one.conf, "name", name.clone());
-            let error =
-                world.refused(&world.call(verb, &one).conf(&conf), &format!("{verb} with name {name}"))?;
+            let error = world.refused(
+                &world.call(verb, &one).conf(&conf),
+                &format!("{verb} with name {name}"),
+            )?;
             ensure!(
                 world,
                 error["code"] == 7,
@@ -221,7 +259,13 @@ fn unknown_version_is_error_1(world: &World<'_>) -> Result<(), Stop> {
             let conf = with(&one.conf, "cniVersion", json!(version));
             let what = format!("{verb} with cniVersion {version}");
             let error = world.refused(&world.call(verb, &one).conf(&conf), &what)?;
-            ensure!(world, error["code"] == 1, answer(".code == 1"), "{what}: the code is {}", error["code"]);
+            ensure!(
+                world,
+                error["code"] == 1,
+                answer(".code == 1"),
+                "{what}: the code is {}",
+                error["code"]
+            );
         }
     }
     Ok(())
@@ -229,15 +273,25 @@ fn unknown_version_is_error_1(world: &World<'_>) -> Result<(), Stop> {
 
 fn error_1_names_versions(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
-    let call = world.call("ADD", &one).conf(&with(&one.conf, "cniVersion", json!("9.9.9")));
-    let error = world.fails(&call, "ADD with cniVersion 9.9.9")?.error().unwrap_or_default();
+    let call = world
+        .call("ADD", &one)
+        .conf(&with(&one.conf, "cniVersion", json!("9.9.9")));
+    let error = world
+        .fails(&call, "ADD with cniVersion 9.9.9")?
+        .error()
+        .unwrap_or_default();
     if error["code"] != 1 {
         return Err(Stop::LeftOut(format!("it is not error 1: {error}")));
     }
     let text = format!("{} {}", error["msg"], error["details"]);
     for version in ["9.9.9", world.description().newest()] {
         let filter = format!("\"\\(.msg) \\(.details)\" | contains(\"{version}\")");
-        ensure!(world, text.contains(version), answer(&filter), "the error does not name {version}: {text}");
+        ensure!(
+            world,
+            text.contains(version),
+            answer(&filter),
+            "the error does not name {version}: {text}"
+        );
     }
     Ok(())
 }
@@ -265,15 +319,28 @@ fn no_version_is_the_first(world: &World<'_>) -> Result<(), Stop> {
 fn versions_are_served(world: &World<'_>) -> Result<(), Stop> {
     let mut next = world.working()?;
     let description = world.description();
-    let versions: Vec<_> =
-        description.cni_versions.iter().filter(|one| description.lacks_version(one).is_none()).collect();
+    let versions: Vec<_> = description
+        .cni_versions
+        .iter()
+        .filter(|one| description.lacks_version(one).is_none())
+        .collect();
     if versions.is_empty() {
-        return Err(Stop::LeftOut(description.lacks_version(description.newest()).unwrap_or_default()));
+        return Err(Stop::LeftOut(
+            description
+                .lacks_version(description.newest())
+                .unwrap_or_default(),
+        ));
     }
     for version in versions {
         let one = world.of_version(next.clone(), version);
         let ran = world.run(&world.call("ADD", &one))?;
-        ensure!(world, ran.status == 0, "succeeded", "ADD with {version}: {}", ran.told());
+        ensure!(
+            world,
+            ran.status == 0,
+            "succeeded",
+            "ADD with {version}: {}",
+            ran.told()
+        );
         let result = world.object(&ran)?;
         ensure!(
             world,
@@ -292,7 +359,12 @@ fn verbs_need_their_version(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
     let mut asked = 0;
     for (verb, since) in [("CHECK", "0.4.0"), ("STATUS", "1.1.0"), ("GC", "1.1.0")] {
-        for version in world.description().cni_versions.iter().filter(|version| version.as_str() < since) {
+        for version in world
+            .description()
+            .cni_versions
+            .iter()
+            .filter(|version| version.as_str() < since)
+        {
             if !world.description().claims(verb) {
                 continue;
             }
@@ -308,7 +380,13 @@ fn verbs_need_their_version(world: &World<'_>) -> Result<(), Stop> {
             );
         }
     }
-    if asked == 0 { Err(Stop::LeftOut("it claims no verb of a later version".to_owned())) } else { Ok(()) }
+    if asked == 0 {
+        Err(Stop::LeftOut(
+            "it claims no verb of a later version".to_owned(),
+        ))
+    } else {
+        Ok(())
+    }
 }
 
 fn foreign_keys_are_accepted(world: &World<'_>) -> Result<(), Stop> {
@@ -327,14 +405,19 @@ fn foreign_keys_are_accepted(world: &World<'_>) -> Result<(), Stop> {
     }
     conf["capabilities"]["io.kubernetes.cri.pod-annotations"] = json!(true);
     let result = world.object(&world.ok(&world.call("ADD", &one).conf(&conf))?)?;
-    world.ok(&world.call("DEL", &one).conf(&with(&conf, "prevResult", result))).map(drop)
+    world
+        .ok(&world
+            .call("DEL", &one)
+            .conf(&with(&conf, "prevResult", result)))
+        .map(drop)
 }
 
 fn letter_case_has_no_meaning(world: &World<'_>) -> Result<(), Stop> {
     let one = world.working()?;
     let in_capitals = |conf: &Value| -> Value {
         let map = conf.as_object().into_iter().flatten();
-        map.map(|(key, value)| (key.to_uppercase(), value.clone())).collect()
+        map.map(|(key, value)| (key.to_uppercase(), value.clone()))
+            .collect()
     };
     let added = world.object(&world.ok(&world.call("ADD", &one).conf(&in_capitals(&one.conf)))?)?;
     let filter = answer(&format!(".cniVersion == {}", one.conf["cniVersion"]));
@@ -351,9 +434,17 @@ fn letter_case_has_no_meaning(world: &World<'_>) -> Result<(), Stop> {
     if !two.conf["runtimeConfig"].is_object() {
         return Ok(());
     }
-    let conf = with(&two.conf, "runtimeConfig", capitalised(&two.conf["runtimeConfig"], false));
+    let conf = with(
+        &two.conf,
+        "runtimeConfig",
+        capitalised(&two.conf["runtimeConfig"], false),
+    );
     let added = world.object(&world.ok(&world.call("ADD", &two).conf(&conf))?)?;
-    world.ok(&world.call("DEL", &two).conf(&with(&conf, "prevResult", added))).map(drop)
+    world
+        .ok(&world
+            .call("DEL", &two)
+            .conf(&with(&conf, "prevResult", added)))
+        .map(drop)
 }
 
 /// Each key with a capital letter, but those of the capabilities themselves.
@@ -363,7 +454,10 @@ fn capitalised(value: &Value, is_inside: bool) -> Value {
         _ => key.to_owned(),
     };
     match value {
-        Value::Object(map) => map.iter().map(|(name, one)| (key(name), capitalised(one, true))).collect(),
+        Value::Object(map) => map
+            .iter()
+            .map(|(name, one)| (key(name), capitalised(one, true)))
+            .collect(),
         Value::Array(list) => list.iter().map(|one| capitalised(one, is_inside)).collect(),
         other => other.clone(),
     }
@@ -378,10 +472,15 @@ fn null_is_absent(world: &World<'_>) -> Result<(), Stop> {
         }
     }
     let result = world.object(&world.ok(&world.call("ADD", &one).conf(&conf))?)?;
-    world.ok(&world.call("DEL", &one).conf(&with(&conf, "prevResult", result))).map(drop)
+    world
+        .ok(&world
+            .call("DEL", &one)
+            .conf(&with(&conf, "prevResult", result)))
+        .map(drop)
 }
 
-/// Go's encoder writes a float64 of 1e21 and above with an exponent, and of smaller ones all digits.
+/// Go's encoder writes a float64 of 1e21 and above with an exponent, and of smaller ones all
+/// digits.
 fn numbers_may_be_floats_of_go(world: &World<'_>) -> Result<(), Stop> {
     let one = world.working()?;
     let conf = with(
@@ -390,7 +489,11 @@ fn numbers_may_be_floats_of_go(world: &World<'_>) -> Result<(), Stop> {
         json!({"conformance": {"big": 1e21, "small": 1e-7, "half": 0.5, "most": 1_u64 << 53}}),
     );
     let result = world.object(&world.ok(&world.call("ADD", &one).conf(&conf))?)?;
-    world.ok(&world.call("DEL", &one).conf(&with(&conf, "prevResult", result))).map(drop)
+    world
+        .ok(&world
+            .call("DEL", &one)
+            .conf(&with(&conf, "prevResult", result)))
+        .map(drop)
 }
 
 fn ipam_type_is_no_path(world: &World<'_>) -> Result<(), Stop> {
@@ -399,7 +502,12 @@ fn ipam_type_is_no_path(world: &World<'_>) -> Result<(), Stop> {
     let called = Path::new(DIR).join("bin/called");
     world.stand_in("never", &format!("touch {}; exit 1", called.display()))?;
     world.write(&Path::new(DIR).join("bin/sub/.made"), "")?;
-    for path in ["../bin/never", "./never", "/dev/shm/conformance/bin/never", "sub/../never"] {
+    for path in [
+        "../bin/never",
+        "./never",
+        "/dev/shm/conformance/bin/never",
+        "sub/../never",
+    ] {
         let conf = with(&one.conf, "ipam", json!({"type": path}));
         world.run(&world.call("ADD", &one).conf(&conf))?;
         ensure!(
@@ -416,7 +524,11 @@ fn del_takes_another_configuration(world: &World<'_>) -> Result<(), Stop> {
     let mut one = world.working()?;
     let mut others = vec![
         ("without args", "args", json!(null)),
-        ("with other capabilities", "capabilities", json!({"x": true})),
+        (
+            "with other capabilities",
+            "capabilities",
+            json!({"x": true}),
+        ),
     ];
     if world.description().claims_version("0.4.0") {
         others.push(("of 0.4.0", "cniVersion", json!("0.4.0")));
@@ -428,7 +540,11 @@ fn del_takes_another_configuration(world: &World<'_>) -> Result<(), Stop> {
             added.conf["args"] = json!({"cni": {"conformance": 1}});
         }
         let result = world.add(&added)?;
-        let mut conf = with(&with(&one.conf, "prevResult", result.clone()), key, value.clone());
+        let mut conf = with(
+            &with(&one.conf, "prevResult", result.clone()),
+            key,
+            value.clone(),
+        );
         if key == "cniVersion" {
             conf["prevResult"] = crate::world::result_of(&result, "0.4.0");
         }
@@ -437,7 +553,13 @@ fn del_takes_another_configuration(world: &World<'_>) -> Result<(), Stop> {
             map.retain(|_, value| !value.is_null());
         }
         let ran = world.run(&world.call("DEL", &one).conf(&conf))?;
-        ensure!(world, ran.status == 0, "succeeded", "DEL {what}: {}", ran.told());
+        ensure!(
+            world,
+            ran.status == 0,
+            "succeeded",
+            "DEL {what}: {}",
+            ran.told()
+        );
         world.is_as(&before, &format!("after DEL {what}"))?;
         one = world.renewed(one)?;
     }

@@ -322,12 +322,16 @@ fn without_interface(world: &World<'_>) -> Result<Begun, Stop> {
 /// The same, where the device is gone, and the interface with it.
 fn without_device(world: &World<'_>) -> Result<Begun, Stop> {
     let Some(unplug) = world.description().unplug.clone() else {
-        return Err(Stop::LeftOut("its device cannot be unplugged here".to_owned()));
+        return Err(Stop::LeftOut(
+            "its device cannot be unplugged here".to_owned(),
+        ));
     };
     let begun = begun(world)?;
     world.host(&begun.0.filled(&unplug))?;
     if !world.pod_state(&begun.0)?["links"][&begun.0.ifname].is_null() {
-        return Err(Stop::LeftOut("without its device, the interface is still there".to_owned()));
+        return Err(Stop::LeftOut(
+            "without its device, the interface is still there".to_owned(),
+        ));
     }
     Ok(begun)
 }
@@ -339,7 +343,8 @@ fn without_netns(world: &World<'_>) -> Result<Begun, Stop> {
     Ok(begun)
 }
 
-/// Fails if files are left, or are missing, after a DEL that succeeded. One that fails is told by another check.
+/// Fails if files are left, or are missing, after a DEL that succeeded. One that fails is told by
+/// another check.
 fn releases(world: &World<'_>, call: &Call, before: &Value, when: &str) -> Result<(), Stop> {
     let ran = world.run(call)?;
     if ran.status != 0 {
@@ -347,7 +352,9 @@ fn releases(world: &World<'_>, call: &Call, before: &Value, when: &str) -> Resul
     }
     match difference(&before["files"], &world.state()?["files"]) {
         None => Ok(()),
-        Some(text) => Err(world.fails_by(world.same_part("files", before), format!("{when}: {text}"))),
+        Some(text) => {
+            Err(world.fails_by(world.same_part("files", before), format!("{when}: {text}")))
+        }
     }
 }
 
@@ -400,7 +407,12 @@ fn del_of_no_netns(world: &World<'_>) -> Result<(), Stop> {
     world.write(&one.netns, "")?;
     world.del(&one, &result)?;
     let shell = format!("[ -f {} ]", one.netns.display());
-    ensure!(world, one.netns.is_file(), shell, "the file is gone, or is another one");
+    ensure!(
+        world,
+        one.netns.is_file(),
+        shell,
+        "the file is gone, or is another one"
+    );
     Ok(())
 }
 
@@ -467,12 +479,23 @@ fn del_with(world: &World<'_>, previous: &[Option<Value>], releases: bool) -> Re
             conf["prevResult"] = previous.clone();
         }
         let ran = world.run(&world.call("DEL", &one).conf(&conf))?;
-        let what = previous.as_ref().map_or("none".to_owned(), Value::to_string);
+        let what = previous
+            .as_ref()
+            .map_or("none".to_owned(), Value::to_string);
         if !releases {
-            ensure!(world, ran.status == 0, "succeeded", "DEL with prevResult {what}: {}", ran.told());
+            ensure!(
+                world,
+                ran.status == 0,
+                "succeeded",
+                "DEL with prevResult {what}: {}",
+                ran.told()
+            );
             world.make_room(&one, &result)?;
         } else if ran.status != 0 {
-            return Err(Stop::LeftOut(format!("DEL with prevResult {what} fails: {}", ran.told())));
+            return Err(Stop::LeftOut(format!(
+                "DEL with prevResult {what} fails: {}",
+                ran.told()
+            )));
         } else {
             world.is_as(&before, &format!("after DEL with prevResult {what}"))?;
         }
@@ -513,29 +536,43 @@ fn del_needs_no_arguments(world: &World<'_>) -> Result<(), Stop> {
 
 fn del_errors_are_no_success(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
-    let gone = Attachment { netns: "/run/netns/gone".into(), ..one.clone() };
+    let gone = Attachment {
+        netns: "/run/netns/gone".into(),
+        ..one.clone()
+    };
     let calls = [
         world.call("DEL", &one),
         world.call("DEL", &gone),
         world.call("DEL", &one).without("CNI_NETNS"),
         world.call("DEL", &one).var("CNI_IFNAME", "net9"),
-        world.call("DEL", &one).conf(&with(&one.conf, "ipam", json!({"type": "absent"}))),
+        world
+            .call("DEL", &one)
+            .conf(&with(&one.conf, "ipam", json!({"type": "absent"}))),
     ];
     for call in calls {
         let ran = world.run(&call)?;
         let text = ran.stdout.to_lowercase();
         let is_misread = text.contains("not found") || text.contains("no such file or directory");
-        ensure!(world, ran.status == 0 || !is_misread, "succeeded || ! is_misread", "{}", ran.told());
+        ensure!(
+            world,
+            ran.status == 0 || !is_misread,
+            "succeeded || ! is_misread",
+            "{}",
+            ran.told()
+        );
     }
     Ok(())
 }
 
-/// ADD of the second interface of a pod. They have one network, and the routes of the first may be in the way of the second.
+/// ADD of the second interface of a pod. They have one network, and the routes of the first may be
+/// in the way of the second.
 fn add_beside(world: &World<'_>, second: &Attachment) -> Result<Value, Stop> {
     let added = world.run(&world.call("ADD", second))?;
     if added.status != 0 {
         let told = added.told();
-        return Err(Stop::LeftOut(format!("its ADD fails for a second interface of the pod: {told}")));
+        return Err(Stop::LeftOut(format!(
+            "its ADD fails for a second interface of the pod: {told}"
+        )));
     }
     world.object(&added)
 }
@@ -566,12 +603,22 @@ fn del_keeps_other_attachments(world: &World<'_>) -> Result<(), Stop> {
     world.deleted(&first, &result)?;
     world.pod_is_as(&third, &pod, "after DEL of another pod's interface")?;
     if let Some(text) = difference(&of_second(&both), &of_second(&world.pod_state(&second)?)) {
-        ensure!(world, false, world.same_link("c0", "net2", &both), "net2 of the same pod {text}");
+        ensure!(
+            world,
+            false,
+            world.same_link("c0", "net2", &both),
+            "net2 of the same pod {text}"
+        );
     }
     let now = world.state()?;
     for (path, _) in of_all["files"].as_object().into_iter().flatten() {
         let is_kept = of_first["files"].get(path).is_some() || now["files"].get(path).is_some();
-        ensure!(world, is_kept, format!("has_file {path}"), "{path} of another attachment is gone");
+        ensure!(
+            world,
+            is_kept,
+            format!("has_file {path}"),
+            "{path} of another attachment is gone"
+        );
     }
     Ok(())
 }
@@ -584,7 +631,10 @@ fn del_of_another_container_takes_nothing(world: &World<'_>) -> Result<(), Stop>
     // A pod that was never added has no namespace any more, or the runtime does not say which.
     // Nor is there a result of it: that of `one` has what `one` has.
     let conf = without_previous(&one.conf);
-    let other = world.call("DEL", &one).conf(&conf).var("CNI_CONTAINERID", "other");
+    let other = world
+        .call("DEL", &one)
+        .conf(&conf)
+        .var("CNI_CONTAINERID", "other");
     world.run(&other.clone().var("CNI_NETNS", ""))?;
     world.run(&other.var("CNI_NETNS", "/run/netns/gone"))?;
     let now = world.state()?;
@@ -609,7 +659,14 @@ fn add_after_del_is_as_the_first(world: &World<'_>) -> Result<(), Stop> {
         if round == 0 && ran.status != 0 {
             return Err(Stop::LeftOut(format!("its ADD fails: {}", ran.told())));
         }
-        ensure!(world, ran.status == 0, "succeeded", "ADD number {}: {}", round + 1, ran.told());
+        ensure!(
+            world,
+            ran.status == 0,
+            "succeeded",
+            "ADD number {}: {}",
+            round + 1,
+            ran.told()
+        );
         let result = world.object(&ran)?;
         world.deleted(&one, &result)?;
         one = world.renewed(one)?;

@@ -1,5 +1,5 @@
-//! How a plugin calls the one to which it delegates, mostly an IPAM plugin, and what an IPAM plugin leases. Stand-ins answer in
-//! place of the other plugin.
+//! How a plugin calls the one to which it delegates, mostly an IPAM plugin, and what an IPAM plugin
+//! leases. Stand-ins answer in place of the other plugin.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -172,7 +172,10 @@ const ADDRESS: &str = "10.77.0.2/24";
 fn stood_in(world: &World<'_>, n: usize, answer: &str) -> Result<Attachment, Stop> {
     world.delegates()?;
     let one = world.attachment(n)?;
-    world.stand_in("stand-in", &format!("cat >$0.$CNI_COMMAND.stdin; env >$0.$CNI_COMMAND.env\n{answer}"))?;
+    world.stand_in(
+        "stand-in",
+        &format!("cat >$0.$CNI_COMMAND.stdin; env >$0.$CNI_COMMAND.env\n{answer}"),
+    )?;
     world.delegating(&one, "stand-in")
 }
 
@@ -198,19 +201,31 @@ fn stood_in_for_ipam(world: &World<'_>, n: usize, answer: &str) -> Result<Attach
 fn was_called_or_left_out(verb: &str) -> Result<(), Stop> {
     match was_called(verb) {
         true => Ok(()),
-        false => Err(Stop::LeftOut(format!("it does not call the other plugin's {verb}"))),
+        false => Err(Stop::LeftOut(format!(
+            "it does not call the other plugin's {verb}"
+        ))),
     }
 }
 
-/// That a call fails with which nothing is wrong is told by another check, and one that fails may end anywhere.
+/// That a call fails with which nothing is wrong is told by another check, and one that fails may
+/// end anywhere.
 fn succeeds_or_left_out(world: &World<'_>, call: &Call, what: &str) -> Result<(), Stop> {
     let ran = world.run(call)?;
-    if ran.status == 0 { Ok(()) } else { Err(Stop::LeftOut(format!("its {what} fails: {}", ran.told()))) }
+    if ran.status == 0 {
+        Ok(())
+    } else {
+        Err(Stop::LeftOut(format!("its {what} fails: {}", ran.told())))
+    }
 }
 
 fn is_called(world: &World<'_>, verb: &str, more: &str) -> Result<(), Stop> {
     let shell = format!("[ -e {} ]", of_stand_in(&format!("{verb}.stdin")).display());
-    ensure!(world, was_called(verb), shell, "the other plugin got no {verb}{more}");
+    ensure!(
+        world,
+        was_called(verb),
+        shell,
+        "the other plugin got no {verb}{more}"
+    );
     Ok(())
 }
 
@@ -232,8 +247,9 @@ fn was_called(verb: &str) -> bool {
     of_stand_in(&format!("{verb}.stdin")).exists()
 }
 
-/// An ADD that fails must leave host and pod as they were, whatever else it failed for. What the plugin keeps of its own network is in
-/// the baseline: an ADD with the addresses of a stand-in could be refused beside it.
+/// An ADD that fails must leave host and pod as they were, whatever else it failed for. What the
+/// plugin keeps of its own network is in the baseline: an ADD with the addresses of a stand-in
+/// could be refused beside it.
 fn is_undone(world: &World<'_>, answer: &str, what: &str) -> Result<(), Stop> {
     world.calls_ipam()?;
     let one = stood_in(world, 0, answer)?;
@@ -250,9 +266,18 @@ fn is_undone(world: &World<'_>, answer: &str, what: &str) -> Result<(), Stop> {
 
 fn failed_ipam_is_told(world: &World<'_>) -> Result<(), Stop> {
     let one = stood_in_for_ipam(world, 0, FAILS)?;
-    let error = world.refused(&world.call("ADD", &one), "ADD while that of the IPAM plugin fails")?;
+    let error = world.refused(
+        &world.call("ADD", &one),
+        "ADD while that of the IPAM plugin fails",
+    )?;
     was_called_or_left_out("ADD")?;
-    ensure!(world, error["code"] == 120, says(".code == 120"), "the code is {}, and was 120", error["code"]);
+    ensure!(
+        world,
+        error["code"] == 120,
+        says(".code == 120"),
+        "the code is {}, and was 120",
+        error["code"]
+    );
     let is_told = error["msg"].to_string().contains("nothing left for you");
     ensure!(
         world,
@@ -273,7 +298,9 @@ fn failed_ipam_is_released(world: &World<'_>) -> Result<(), Stop> {
     let ran = world.run(&world.call("ADD", &one))?;
     was_called_or_left_out("ADD")?;
     if ran.status == 0 {
-        return Err(Stop::LeftOut("ADD succeeds though that of the other plugin fails".to_owned()));
+        return Err(Stop::LeftOut(
+            "ADD succeeds though that of the other plugin fails".to_owned(),
+        ));
     }
     is_called(world, "DEL", "")
 }
@@ -281,7 +308,10 @@ fn failed_ipam_is_released(world: &World<'_>) -> Result<(), Stop> {
 fn garbage_of_the_ipam_is_an_error(world: &World<'_>) -> Result<(), Stop> {
     for (n, garbage) in [GARBAGE, "exit 0"].into_iter().enumerate() {
         let one = stood_in_for_ipam(world, n, garbage)?;
-        world.fails(&world.call("ADD", &one), "ADD while the IPAM plugin prints garbage")?;
+        world.fails(
+            &world.call("ADD", &one),
+            "ADD while the IPAM plugin prints garbage",
+        )?;
     }
     Ok(())
 }
@@ -291,14 +321,20 @@ fn garbage_of_the_ipam_is_undone(world: &World<'_>) -> Result<(), Stop> {
 }
 
 fn late_failure_is_undone(world: &World<'_>) -> Result<(), Stop> {
-    is_undone(world, &unreachable(world), "though a route's gateway cannot be reached")
+    is_undone(
+        world,
+        &unreachable(world),
+        "though a route's gateway cannot be reached",
+    )
 }
 
 fn late_failure_releases_the_address(world: &World<'_>) -> Result<(), Stop> {
     let one = stood_in_for_ipam(world, 0, &unreachable(world))?;
     let ran = world.run(&world.call("ADD", &one))?;
     if ran.status == 0 {
-        return Err(Stop::LeftOut("ADD succeeds though a route's gateway cannot be reached".to_owned()));
+        return Err(Stop::LeftOut(
+            "ADD succeeds though a route's gateway cannot be reached".to_owned(),
+        ));
     }
     was_called_or_left_out("ADD")?;
     is_called(world, "DEL", &format!(" after {}", ran.told()))
@@ -312,7 +348,12 @@ fn absent(world: &World<'_>) -> Result<Attachment, Stop> {
 
 fn absent_ipam_is_an_error(world: &World<'_>) -> Result<(), Stop> {
     let one = absent(world)?;
-    world.fails(&world.call("ADD", &one), "ADD with another plugin that is not there").map(drop)
+    world
+        .fails(
+            &world.call("ADD", &one),
+            "ADD with another plugin that is not there",
+        )
+        .map(drop)
 }
 
 fn absent_ipam_is_undone(world: &World<'_>) -> Result<(), Stop> {
@@ -339,7 +380,9 @@ fn ipam_is_taken_from_cni_path(world: &World<'_>) -> Result<(), Stop> {
     let one = world.delegating(&world.renewed(one)?, "stand-in")?;
     world.stand_in("wrong/stand-in", "touch $0.called; exit 1")?;
     let own = world.call("ADD", &one).vars()["CNI_PATH"].clone();
-    let call = world.call("ADD", &one).var("CNI_PATH", format!("/nonexistent:{own}"));
+    let call = world
+        .call("ADD", &one)
+        .var("CNI_PATH", format!("/nonexistent:{own}"));
     let ambient = std::env::var("PATH").unwrap_or_default();
     world.run(&call.var("PATH", format!("{DIR}/bin/wrong:{ambient}")))?;
     let was_not_called = |path: &str| {
@@ -356,7 +399,11 @@ fn ipam_is_taken_from_cni_path(world: &World<'_>) -> Result<(), Stop> {
     was_not_called("wrong/stand-in")?;
     let other = world.delegating(&world.attachment(1)?, "of-path")?;
     world.stand_in("wrong/of-path", "touch $0.called; exit 1")?;
-    world.run(&world.call("ADD", &other).var("PATH", format!("{DIR}/bin/wrong:{ambient}")))?;
+    world.run(
+        &world
+            .call("ADD", &other)
+            .var("PATH", format!("{DIR}/bin/wrong:{ambient}")),
+    )?;
     was_not_called("wrong/of-path")
 }
 
@@ -371,7 +418,12 @@ fn ipam_gets_the_same_variables(world: &World<'_>) -> Result<(), Stop> {
         let line = format!("{name}={value}");
         let is_there = name == "PATH" || env.lines().any(|other| other == line);
         let shell = format!("grep -qxF {} {}", quoted(&line), path.display());
-        ensure!(world, is_there, shell, "the other plugin did not get {line}");
+        ensure!(
+            world,
+            is_there,
+            shell,
+            "the other plugin did not get {line}"
+        );
     }
     Ok(())
 }
@@ -382,18 +434,38 @@ fn ipam_gets_the_same_configuration(world: &World<'_>) -> Result<(), Stop> {
     world.run(&world.call("ADD", &one))?;
     was_called_or_left_out("ADD")?;
     let path = of_stand_in("ADD.stdin");
-    let got: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap_or_default()).unwrap_or_default();
-    let shell = format!("jq -e {} {} >/dev/null", quoted(&format!(". == {}", one.conf)), path.display());
-    ensure!(world, got == one.conf, shell, "the IPAM plugin got the configuration {got}");
+    let got: Value =
+        serde_json::from_str(&fs::read_to_string(&path).unwrap_or_default()).unwrap_or_default();
+    let shell = format!(
+        "jq -e {} {} >/dev/null",
+        quoted(&format!(". == {}", one.conf)),
+        path.display()
+    );
+    ensure!(
+        world,
+        got == one.conf,
+        shell,
+        "the IPAM plugin got the configuration {got}"
+    );
     Ok(())
 }
 
 fn stderr_of_the_ipam_is_passed_on(world: &World<'_>) -> Result<(), Stop> {
-    let one = stood_in(world, 0, &format!("echo hello from $CNI_COMMAND >&2\n{}", world.good_answer()))?;
+    let one = stood_in(
+        world,
+        0,
+        &format!("echo hello from $CNI_COMMAND >&2\n{}", world.good_answer()),
+    )?;
     let ran = world.run(&world.call("ADD", &one))?;
     was_called_or_left_out("ADD")?;
     let is_there = ran.stderr.contains("hello from ADD");
-    ensure!(world, is_there, "says 'hello from ADD'", "stderr is {:?}", cut(&ran.stderr, SHOWN));
+    ensure!(
+        world,
+        is_there,
+        "says 'hello from ADD'",
+        "stderr is {:?}",
+        cut(&ran.stderr, SHOWN)
+    );
     Ok(())
 }
 
@@ -422,7 +494,9 @@ fn del_without_netns_calls_the_ipam(world: &World<'_>) -> Result<(), Stop> {
 fn check_with_stand_in(world: &World<'_>) -> Result<Call, Stop> {
     world.claims("CHECK")?;
     let (one, result, _) = with_stand_in(world, "")?;
-    Ok(world.call("CHECK", &one).conf(&with(&one.conf, "prevResult", result)))
+    Ok(world
+        .call("CHECK", &one)
+        .conf(&with(&one.conf, "prevResult", result)))
 }
 
 fn check_calls_the_ipam(world: &World<'_>) -> Result<(), Stop> {
@@ -435,9 +509,13 @@ fn check_tells_errors_of_the_ipam(world: &World<'_>) -> Result<(), Stop> {
     let call = check_with_stand_in(world)?;
     succeeds_or_left_out(world, &call, "CHECK")?;
     was_called_or_left_out("CHECK")?;
+    world.stand_in(
+        "stand-in",
+        r#"echo '{"cniVersion": "1.0.0", "code": 121, "msg": "no lease"}'; exit 1"#,
+    )?;
     world
-        .stand_in("stand-in", r#"echo '{"cniVersion": "1.0.0", "code": 121, "msg": "no lease"}'; exit 1"#)?;
-    world.fails(&call, "CHECK while that of the other plugin fails").map(drop)
+        .fails(&call, "CHECK while that of the other plugin fails")
+        .map(drop)
 }
 
 fn del_removes_the_interface_first(world: &World<'_>) -> Result<(), Stop> {
@@ -448,7 +526,12 @@ fn del_removes_the_interface_first(world: &World<'_>) -> Result<(), Stop> {
     was_called_or_left_out("DEL")?;
     let path = of_stand_in("early");
     let shell = format!("[ ! -e {} ]", path.display());
-    ensure!(world, !path.exists(), shell, "the interface was there when the IPAM plugin got its DEL");
+    ensure!(
+        world,
+        !path.exists(),
+        shell,
+        "the interface was there when the IPAM plugin got its DEL"
+    );
     Ok(())
 }
 
@@ -463,7 +546,12 @@ fn del_continues_after_the_ipam_failed(world: &World<'_>) -> Result<(), Stop> {
     was_called_or_left_out("DEL")?;
     let links = one.shown("-json", "link show")?;
     let shell = format!("! has_link {} net1", one.container);
-    ensure!(world, !links.contains("\"net1\""), shell, "the pod still has net1");
+    ensure!(
+        world,
+        !links.contains("\"net1\""),
+        shell,
+        "the pod still has net1"
+    );
     Ok(())
 }
 
@@ -471,7 +559,12 @@ fn del_tells_errors_of_the_ipam(world: &World<'_>) -> Result<(), Stop> {
     let (_, _, call) = with_stand_in(world, NO_DEL)?;
     let ran = world.run(&call)?;
     was_called_or_left_out("DEL")?;
-    ensure!(world, ran.status != 0, "failed", "DEL while that of the other plugin fails: it succeeded");
+    ensure!(
+        world,
+        ran.status != 0,
+        "failed",
+        "DEL while that of the other plugin fails: it succeeded"
+    );
     Ok(())
 }
 
@@ -482,7 +575,9 @@ fn results_of_older_ipams_are_read(world: &World<'_>) -> Result<(), Stop> {
         map.remove("cniVersion");
     }
     let mut all = vec![unversioned];
-    let known = ["0.2.0", "0.4.0", "1.0.0"].into_iter().filter(|one| world.description().claims_version(one));
+    let known = ["0.2.0", "0.4.0", "1.0.0"]
+        .into_iter()
+        .filter(|one| world.description().claims_version(one));
     all.extend(known.map(|version| result_of(&result, version)));
     for (n, old) in all.iter().enumerate() {
         let one = stood_in_for_ipam(world, n, &answer(old))?;
@@ -509,7 +604,11 @@ fn results_of_older_ipams_are_read(world: &World<'_>) -> Result<(), Stop> {
 
 fn indexes_of_the_ipam_are_replaced(world: &World<'_>) -> Result<(), Stop> {
     let result = json!({"ips": [{"address": ADDRESS, "gateway": "10.77.0.1", "interface": 7}]});
-    let one = stood_in_for_ipam(world, 0, &answer(&result_of(&result, world.description().newest())))?;
+    let one = stood_in_for_ipam(
+        world,
+        0,
+        &answer(&result_of(&result, world.description().newest())),
+    )?;
     let ran = world.run(&world.call("ADD", &one))?;
     if ran.status != 0 {
         return Ok(());
@@ -519,7 +618,12 @@ fn indexes_of_the_ipam_are_replaced(world: &World<'_>) -> Result<(), Stop> {
     let index = &result["ips"][0]["interface"];
     let is_replaced = *index != json!(7) || count > 7;
     let filter = says("(.interfaces | length) as $n | all(.ips[].interface; . != 7 or . < $n)");
-    ensure!(world, is_replaced, filter, "the index is {index} of {count} interfaces");
+    ensure!(
+        world,
+        is_replaced,
+        filter,
+        "the index is {index} of {count} interfaces"
+    );
     Ok(())
 }
 
@@ -527,7 +631,8 @@ fn two_addresses_fit_or_are_refused(world: &World<'_>) -> Result<(), Stop> {
     if !world.description().claims_version("0.2.0") {
         return Err(Stop::LeftOut("it does not claim 0.2.0".to_owned()));
     }
-    let result = json!({"cniVersion": "1.0.0", "ips": [{"address": ADDRESS}, {"address": "10.79.0.2/24"}]});
+    let result =
+        json!({"cniVersion": "1.0.0", "ips": [{"address": ADDRESS}, {"address": "10.79.0.2/24"}]});
     let one = stood_in_for_ipam(world, 0, &answer(&result))?;
     let ran = world.run(&world.call("ADD", &world.of_version(one, "0.2.0")))?;
     let has_both = ran.stdout.contains("10.77.0.2") && ran.stdout.contains("10.79.0.2");
@@ -547,7 +652,9 @@ fn requested_address_is_leased(world: &World<'_>) -> Result<(), Stop> {
     world.keeps_leases()?;
     let one = world.attachment(0)?;
     if one.conf["capabilities"]["ips"] != json!(true) {
-        return Err(Stop::LeftOut("its configuration does not have the capability ips".to_owned()));
+        return Err(Stop::LeftOut(
+            "its configuration does not have the capability ips".to_owned(),
+        ));
     }
     let first = world.add(&one)?;
     let Some(address) = first["ips"][0]["address"].as_str() else {
@@ -571,6 +678,11 @@ fn requested_address_is_leased(world: &World<'_>) -> Result<(), Stop> {
     // It is taken now.
     let ran = world.run(&asking(&world.attachment(2)?))?;
     let is_right = ran.status != 0 || !ran.stdout.contains(address);
-    ensure!(world, is_right, format!("failed || ! {filter}"), "{address} was leased twice");
+    ensure!(
+        world,
+        is_right,
+        format!("failed || ! {filter}"),
+        "{address} was leased twice"
+    );
     Ok(())
 }

@@ -44,7 +44,12 @@ pub const CHECKS: &[Check] = &[
         "one try is then enough to correct them",
         all_missing_variables_are_named,
     ),
-    quality("gc_requires_cni_path", "GC without CNI_PATH is error 4", OF_RUNTIMES, gc_requires_cni_path),
+    quality(
+        "gc_requires_cni_path",
+        "GC without CNI_PATH is error 4",
+        OF_RUNTIMES,
+        gc_requires_cni_path,
+    ),
     quality(
         "container_id_has_its_form",
         "an invalid container ID is error 4",
@@ -138,17 +143,31 @@ fn needed(verb: &str) -> &'static [&'static str] {
 fn is_four(world: &World<'_>, call: &Call, what: &str) -> Result<Value, Stop> {
     world.claims_version_1()?;
     let error = world.refused(call, what)?;
-    ensure!(world, error["code"] == 4, answer(".code == 4"), "{what}: the code is {}", error["code"]);
+    ensure!(
+        world,
+        error["code"] == 4,
+        answer(".code == 4"),
+        "{what}: the code is {}",
+        error["code"]
+    );
     Ok(error)
 }
 
 /// ADD, DEL and CHECK as far as they are claimed, each without each variable that it requires.
 fn without_one(world: &World<'_>) -> Result<Vec<(Call, &'static str, String)>, Stop> {
     let one = world.attachment(0)?;
-    let verbs = ["ADD", "DEL", "CHECK"].into_iter().filter(|verb| world.description().claims(verb));
+    let verbs = ["ADD", "DEL", "CHECK"]
+        .into_iter()
+        .filter(|verb| world.description().claims(verb));
     let pairs = verbs.flat_map(|verb| needed(verb).iter().map(move |name| (verb, *name)));
     Ok(pairs
-        .map(|(verb, name)| (world.call(verb, &one).without(name), name, format!("{verb} without {name}")))
+        .map(|(verb, name)| {
+            (
+                world.call(verb, &one).without(name),
+                name,
+                format!("{verb} without {name}"),
+            )
+        })
         .collect())
 }
 
@@ -163,7 +182,11 @@ fn error_4_names_variables(world: &World<'_>) -> Result<(), Stop> {
     let mut asked = false;
     for (call, name, what) in without_one(world)? {
         let ran = world.run(&call)?;
-        let Some(error) = ran.error().ok().filter(|error| ran.status != 0 && error["code"] == 4) else {
+        let Some(error) = ran
+            .error()
+            .ok()
+            .filter(|error| ran.status != 0 && error["code"] == 4)
+        else {
             continue;
         };
         asked = true;
@@ -178,15 +201,24 @@ fn error_4_names_variables(world: &World<'_>) -> Result<(), Stop> {
     if asked {
         Ok(())
     } else {
-        Err(Stop::LeftOut("it gives no error 4 for a variable that is missing".to_owned()))
+        Err(Stop::LeftOut(
+            "it gives no error 4 for a variable that is missing".to_owned(),
+        ))
     }
 }
 
 fn empty_variables_are_missing(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
-    for verb in ["ADD", "DEL", "CHECK"].into_iter().filter(|verb| world.description().claims(verb)) {
+    for verb in ["ADD", "DEL", "CHECK"]
+        .into_iter()
+        .filter(|verb| world.description().claims(verb))
+    {
         for name in needed(verb) {
-            is_four(world, &world.call(verb, &one).var(name, ""), &format!("{verb} with empty {name}"))?;
+            is_four(
+                world,
+                &world.call(verb, &one).var(name, ""),
+                &format!("{verb} with empty {name}"),
+            )?;
         }
     }
     Ok(())
@@ -194,11 +226,18 @@ fn empty_variables_are_missing(world: &World<'_>) -> Result<(), Stop> {
 
 fn all_missing_variables_are_named(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
-    let call = needed("ADD").iter().fold(world.call("ADD", &one), |call, name| call.without(name));
+    let call = needed("ADD")
+        .iter()
+        .fold(world.call("ADD", &one), |call, name| call.without(name));
     let error = is_four(world, &call, "ADD without any")?.to_string();
     for name in needed("ADD") {
         let filter = answer(&format!("tostring | contains(\"{name}\")"));
-        ensure!(world, error.contains(name), filter, "the error does not name {name}: {error}");
+        ensure!(
+            world,
+            error.contains(name),
+            filter,
+            "the error does not name {name}: {error}"
+        );
     }
     Ok(())
 }
@@ -206,7 +245,12 @@ fn all_missing_variables_are_named(world: &World<'_>) -> Result<(), Stop> {
 fn gc_requires_cni_path(world: &World<'_>) -> Result<(), Stop> {
     world.claims("GC")?;
     let one = world.attachment(0)?;
-    is_four(world, &world.call("GC", &one).without("CNI_PATH"), "GC without CNI_PATH").map(drop)
+    is_four(
+        world,
+        &world.call("GC", &one).without("CNI_PATH"),
+        "GC without CNI_PATH",
+    )
+    .map(drop)
 }
 
 fn container_id_has_its_form(world: &World<'_>) -> Result<(), Stop> {
@@ -225,7 +269,12 @@ fn container_id_has_its_form(world: &World<'_>) -> Result<(), Stop> {
 
 fn any_container_id_is_served(world: &World<'_>) -> Result<(), Stop> {
     let mut one = world.working()?;
-    for id in ["0".to_owned(), "A.b_c-d".to_owned(), "a..b".to_owned(), "f".repeat(64)] {
+    for id in [
+        "0".to_owned(),
+        "A.b_c-d".to_owned(),
+        "a..b".to_owned(),
+        "f".repeat(64),
+    ] {
         let ran = world.ok(&world.call("ADD", &one).var("CNI_CONTAINERID", &id))?;
         let result = world.object(&ran)?;
         world.ok(&world.del_call(&one, &result).var("CNI_CONTAINERID", &id))?;
@@ -238,11 +287,21 @@ fn container_id_is_judged_first(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
     let wrong = world.call("ADD", &one).var("CNI_CONTAINERID", "a b");
     let ran = world.run(&wrong)?;
-    let Some(alone) = ran.error().ok().filter(|error| ran.status != 0 && error["code"] == 4) else {
-        return Err(Stop::LeftOut("it does not refuse a wrong ID with error 4".to_owned()));
+    let Some(alone) = ran
+        .error()
+        .ok()
+        .filter(|error| ran.status != 0 && error["code"] == 4)
+    else {
+        return Err(Stop::LeftOut(
+            "it does not refuse a wrong ID with error 4".to_owned(),
+        ));
     };
     let with_name = wrong.clone().var("CNI_IFNAME", "a/b");
-    for call in [wrong.without("CNI_NETNS").without("CNI_IFNAME"), with_name.clone(), with_name.text("{")] {
+    for call in [
+        wrong.without("CNI_NETNS").without("CNI_IFNAME"),
+        with_name.clone(),
+        with_name.text("{"),
+    ] {
         let error = is_four(world, &call, "a wrong ID, and more")?;
         ensure!(
             world,
@@ -260,7 +319,11 @@ fn ifname_has_its_form(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
     for verb in ["ADD", "DEL"] {
         for name in [".", "..", "a/b", "a:b", "a b", "a\tb", "sixteen-bytes-xx"] {
-            is_four(world, &world.call(verb, &one).var("CNI_IFNAME", name), &format!("{verb} for {name:?}"))?;
+            is_four(
+                world,
+                &world.call(verb, &one).var("CNI_IFNAME", name),
+                &format!("{verb} for {name:?}"),
+            )?;
         }
     }
     Ok(())
@@ -269,16 +332,30 @@ fn ifname_has_its_form(world: &World<'_>) -> Result<(), Stop> {
 /// `verb` without an attachment, where it succeeds with one.
 fn needs_no_container(world: &World<'_>, verb: &str) -> Result<(), Stop> {
     world.claims(verb)?;
-    let one = if verb == "STATUS" { world.working()? } else { world.attachment(0)? };
-    let call = world.call(verb, &one).conf(&with(&one.conf, "cni.dev/valid-attachments", json!([])));
+    let one = if verb == "STATUS" {
+        world.working()?
+    } else {
+        world.attachment(0)?
+    };
+    let call =
+        world
+            .call(verb, &one)
+            .conf(&with(&one.conf, "cni.dev/valid-attachments", json!([])));
     let ran = world.run(&call)?;
     if ran.status != 0 {
-        return Err(Stop::LeftOut(format!("its {verb} fails with a container, too: {}", ran.told())));
+        return Err(Stop::LeftOut(format!(
+            "its {verb} fails with a container, too: {}",
+            ran.told()
+        )));
     }
     let names = ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS"];
-    world.ok(&names.iter().fold(call.clone(), |call, name| call.without(name)))?;
+    world.ok(&names
+        .iter()
+        .fold(call.clone(), |call, name| call.without(name)))?;
     // As libcni does.
-    world.ok(&names.iter().fold(call, |call, name| call.var(name, ""))).map(drop)
+    world
+        .ok(&names.iter().fold(call, |call, name| call.var(name, "")))
+        .map(drop)
 }
 
 fn status_needs_no_container(world: &World<'_>) -> Result<(), Stop> {
@@ -293,7 +370,11 @@ fn unknown_verb_is_refused(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
     let before = world.state()?;
     for verb in ["add", "Del", "UPDATE"] {
-        is_four(world, &world.call(verb, &one), &format!("the verb {verb:?}"))?;
+        is_four(
+            world,
+            &world.call(verb, &one),
+            &format!("the verb {verb:?}"),
+        )?;
     }
     world.is_as(&before, "after verbs that do not exist")
 }
@@ -303,14 +384,19 @@ fn netns_may_be_any_path(world: &World<'_>) -> Result<(), Stop> {
     let path = world.link_to(&one)?.to_string_lossy().into_owned();
     let ran = world.ok(&world.call("ADD", &one).var("CNI_NETNS", &path))?;
     let result = world.object(&ran)?;
-    world.ok(&world.del_call(&one, &result).var("CNI_NETNS", &path)).map(drop)
+    world
+        .ok(&world.del_call(&one, &result).var("CNI_NETNS", &path))
+        .map(drop)
 }
 
 fn own_netns_is_refused(world: &World<'_>) -> Result<(), Stop> {
     world.only(&[Kind::Main, Kind::Meta])?;
     let one = world.attachment(0)?;
     for verb in ["ADD", "DEL"] {
-        let ran = world.fails(&world.call(verb, &one).var("CNI_NETNS", "/proc/self/ns/net"), verb)?;
+        let ran = world.fails(
+            &world.call(verb, &one).var("CNI_NETNS", "/proc/self/ns/net"),
+            verb,
+        )?;
         // One object, or two: see the next check.
         let says = ran.stdout.replace([' ', '\n'], "").contains("\"code\":8");
         ensure!(world, says, "has_code 8", "{verb}: {}", ran.told());
@@ -321,7 +407,11 @@ fn own_netns_is_refused(world: &World<'_>) -> Result<(), Stop> {
 fn own_netns_is_refused_first(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
     let before = world.baseline()?;
-    let ran = world.run(&world.call("ADD", &one).var("CNI_NETNS", "/proc/self/ns/net"))?;
+    let ran = world.run(
+        &world
+            .call("ADD", &one)
+            .var("CNI_NETNS", "/proc/self/ns/net"),
+    )?;
     if ran.status == 0 {
         return Err(Stop::LeftOut("that ADD succeeds".to_owned()));
     }
@@ -334,7 +424,12 @@ fn what_is_no_netns_is_refused(world: &World<'_>) -> Result<(), Stop> {
     let before = world.baseline()?;
     let file = Path::new(DIR).join("bin/file");
     world.write(&file, "")?;
-    for path in ["/nonexistent/netns", &file.to_string_lossy(), "/dev/null", "/proc/self/ns/mnt"] {
+    for path in [
+        "/nonexistent/netns",
+        &file.to_string_lossy(),
+        "/dev/null",
+        "/proc/self/ns/mnt",
+    ] {
         world.fails(&world.call("ADD", &one).var("CNI_NETNS", path), path)?;
         world.is_as(&before, &format!("after ADD with CNI_NETNS={path}"))?;
     }

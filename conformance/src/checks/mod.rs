@@ -22,7 +22,8 @@ use crate::world::{Stop, World};
 /// Which checks there are: raised with each check that is new, gone, or asks something else.
 pub const CHECK_SET: u32 = 2;
 
-/// Names of checks that are gone, or ask something else by now under another name. None is used again.
+/// Names of checks that are gone, or ask something else by now under another name. None is used
+/// again.
 pub const RETIRED: &[&str] = &[
     "addresses_are_whole",
     "cni_path_is_required",
@@ -100,7 +101,8 @@ pub struct Check {
     pub name: &'static str,
     /// What has to hold.
     pub asks: &'static str,
-    /// What the specification says of it, the oldest version first. Before the first, it is a matter of quality.
+    /// What the specification says of it, the oldest version first. Before the first, it is a
+    /// matter of quality.
     pub basis: &'static [Basis],
     /// Who asks for it where the specification does not.
     pub otherwise: Profile,
@@ -145,16 +147,31 @@ impl std::fmt::Display for Level {
 }
 
 const fn must(since: &'static str, section: &'static str, text: &'static str) -> Basis {
-    Basis { since, level: Level::Must, section, text }
+    Basis {
+        since,
+        level: Level::Must,
+        section,
+        text,
+    }
 }
 
 const fn should(since: &'static str, section: &'static str, text: &'static str) -> Basis {
-    Basis { since, level: Level::Should, section, text }
+    Basis {
+        since,
+        level: Level::Should,
+        section,
+        text,
+    }
 }
 
 /// From this version on, no text says it any more.
 const fn ends(since: &'static str) -> Basis {
-    Basis { since, level: Level::Quality, section: "", text: "" }
+    Basis {
+        since,
+        level: Level::Quality,
+        section: "",
+        text: "",
+    }
 }
 
 /// A check of what the specification says.
@@ -164,7 +181,16 @@ const fn spec(
     basis: &'static [Basis],
     run: fn(&World<'_>) -> Result<(), Stop>,
 ) -> Check {
-    Check { name, asks, basis, otherwise: Profile::Runtimes, why: "", of: None, attachments: 1, run }
+    Check {
+        name,
+        asks,
+        basis,
+        otherwise: Profile::Runtimes,
+        why: "",
+        of: None,
+        attachments: 1,
+        run,
+    }
 }
 
 /// A check of what it does not say, or not clearly, and runtimes depend on.
@@ -174,7 +200,10 @@ const fn quality(
     why: &'static str,
     run: fn(&World<'_>) -> Result<(), Stop>,
 ) -> Check {
-    Check { why, ..spec(name, asks, &[], run) }
+    Check {
+        why,
+        ..spec(name, asks, &[], run)
+    }
 }
 
 /// A check of what only this suite asks.
@@ -184,23 +213,35 @@ const fn extra(
     why: &'static str,
     run: fn(&World<'_>) -> Result<(), Stop>,
 ) -> Check {
-    Check { otherwise: Profile::Extra, ..quality(name, asks, why, run) }
+    Check {
+        otherwise: Profile::Extra,
+        ..quality(name, asks, why, run)
+    }
 }
 
 fn age(version: &str) -> usize {
-    VERSIONS.iter().position(|known| *known == version).unwrap_or(VERSIONS.len())
+    VERSIONS
+        .iter()
+        .position(|known| *known == version)
+        .unwrap_or(VERSIONS.len())
 }
 
 impl Check {
-    /// The same with so many attachments at the same time. It is left out where the pool or the devices of the description do
-    /// not suffice for them.
+    /// The same with so many attachments at the same time. It is left out where the pool or the
+    /// devices of the description do not suffice for them.
     const fn with_attachments(self, attachments: usize) -> Check {
-        Check { attachments, ..self }
+        Check {
+            attachments,
+            ..self
+        }
     }
 
     /// The same, about one version of the specification, whichever others a plugin claims.
     const fn of(self, version: &'static str) -> Check {
-        Check { of: Some(version), ..self }
+        Check {
+            of: Some(version),
+            ..self
+        }
     }
 
     /// The same, with how else the text can be read.
@@ -211,16 +252,24 @@ impl Check {
     /// What the specification says to a plugin whose newest version is `newest`.
     pub fn basis_in(&self, newest: &str) -> Option<&'static Basis> {
         let version = age(self.of.unwrap_or(newest));
-        self.basis.iter().rfind(|basis| age(basis.since) <= version).filter(|basis| !basis.text.is_empty())
+        self.basis
+            .iter()
+            .rfind(|basis| age(basis.since) <= version)
+            .filter(|basis| !basis.text.is_empty())
     }
 
     /// Who asks it of such a plugin.
     pub fn profile_in(&self, newest: &str) -> Profile {
-        if self.basis_in(newest).is_some() { Profile::Spec } else { self.otherwise }
+        if self.basis_in(newest).is_some() {
+            Profile::Spec
+        } else {
+            self.otherwise
+        }
     }
 
     /// How binding it is to such a plugin.
     pub fn level_in(&self, newest: &str) -> Level {
-        self.basis_in(newest).map_or(Level::Quality, |basis| basis.level)
+        self.basis_in(newest)
+            .map_or(Level::Quality, |basis| basis.level)
     }
 }

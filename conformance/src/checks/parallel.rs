@@ -67,20 +67,38 @@ pub const CHECKS: &[Check] = &[
 const COUNT: usize = 8;
 
 fn all_at_once(world: &World<'_>, attachments: &[Attachment]) -> Result<Vec<Value>, Stop> {
-    let calls: Vec<Call> = attachments.iter().map(|one| world.call("ADD", one)).collect();
+    let calls: Vec<Call> = attachments
+        .iter()
+        .map(|one| world.call("ADD", one))
+        .collect();
     let mut results = Vec::new();
     for ran in world.at_once(&calls)? {
-        ensure!(world, ran.status == 0, "all_succeeded", "an ADD failed: {}", ran.told());
+        ensure!(
+            world,
+            ran.status == 0,
+            "all_succeeded",
+            "an ADD failed: {}",
+            ran.told()
+        );
         results.push(world.object(&ran)?);
     }
     Ok(results)
 }
 
 fn del_all(world: &World<'_>, attachments: &[Attachment], results: &[Value]) -> Result<(), Stop> {
-    let calls: Vec<Call> =
-        attachments.iter().zip(results).map(|(one, result)| world.del_call(one, result)).collect();
+    let calls: Vec<Call> = attachments
+        .iter()
+        .zip(results)
+        .map(|(one, result)| world.del_call(one, result))
+        .collect();
     for ran in world.at_once(&calls)? {
-        ensure!(world, ran.status == 0, "all_succeeded", "a DEL failed: {}", ran.told());
+        ensure!(
+            world,
+            ran.status == 0,
+            "all_succeeded",
+            "a DEL failed: {}",
+            ran.told()
+        );
     }
     Ok(())
 }
@@ -89,16 +107,21 @@ fn pods(world: &World<'_>) -> Result<Vec<Attachment>, Stop> {
     (0..COUNT).map(|n| world.attachment(n)).collect()
 }
 
-/// The same one after another works, and each DEL makes room again: what fails then, fails because of the others.
+/// The same one after another works, and each DEL makes room again: what fails then, fails because
+/// of the others.
 fn one_after_another(world: &World<'_>, attachments: &[Attachment]) -> Result<Vec<Value>, Stop> {
-    let results: Vec<_> = attachments.iter().map(|one| world.add(one)).collect::<Result<_, _>>()?;
+    let results: Vec<_> = attachments
+        .iter()
+        .map(|one| world.add(one))
+        .collect::<Result<_, _>>()?;
     for (one, result) in attachments.iter().zip(&results) {
         world.deleted(one, result)?;
     }
     Ok(results)
 }
 
-/// Pods that are added and deleted one after another, and those that are to be at once: a pod of a meta plugin is used once.
+/// Pods that are added and deleted one after another, and those that are to be at once: a pod of a
+/// meta plugin is used once.
 fn tried(world: &World<'_>) -> Result<Vec<Attachment>, Stop> {
     let attachments = pods(world)?;
     one_after_another(world, &attachments)?;
@@ -119,15 +142,24 @@ fn adds_at_the_same_time_leave_nothing(world: &World<'_>) -> Result<(), Stop> {
     world.changes()?;
     let attachments = tried(world)?;
     let before = world.baseline()?;
-    let calls: Vec<Call> = attachments.iter().map(|one| world.call("ADD", one)).collect();
+    let calls: Vec<Call> = attachments
+        .iter()
+        .map(|one| world.call("ADD", one))
+        .collect();
     let results = world.at_once(&calls)?;
     let calls: Vec<Call> = attachments
         .iter()
         .zip(&results)
         .map(|(one, ran)| world.del_call(one, &ran.result().unwrap_or_default()))
         .collect();
-    if results.iter().chain(&world.at_once(&calls)?).any(|ran| ran.status != 0) {
-        return Err(Stop::LeftOut("a call at the same time as others fails".to_owned()));
+    if results
+        .iter()
+        .chain(&world.at_once(&calls)?)
+        .any(|ran| ran.status != 0)
+    {
+        return Err(Stop::LeftOut(
+            "a call at the same time as others fails".to_owned(),
+        ));
     }
     world.is_as(&before, "after ADDs and DELs")
 }
@@ -137,20 +169,32 @@ fn addresses_are_had_by_one(world: &World<'_>) -> Result<(), Stop> {
     world.only(&[Kind::Ipam])?;
     let attachments = pods(world)?;
     let of = |results: &[Value]| -> Vec<String> {
-        results.iter().map(|result| result["ips"][0]["address"].to_string()).collect()
+        results
+            .iter()
+            .map(|result| result["ips"][0]["address"].to_string())
+            .collect()
     };
-    let is_distinct = |addresses: &[String]| addresses.iter().collect::<BTreeSet<_>>().len() == COUNT;
+    let is_distinct =
+        |addresses: &[String]| addresses.iter().collect::<BTreeSet<_>>().len() == COUNT;
     one_after_another(world, &attachments)?;
     let one_by_one = of(&one_after_another(world, &attachments)?);
     if !is_distinct(&one_by_one) {
         let one_by_one = one_by_one.join(", ");
-        return Err(Stop::LeftOut(format!("one after another, pods get these addresses: {one_by_one}")));
+        return Err(Stop::LeftOut(format!(
+            "one after another, pods get these addresses: {one_by_one}"
+        )));
     }
     for _ in 0..3 {
         let results = all_at_once(world, &attachments)?;
         let addresses = of(&results);
         let shell = "all_differ '.ips[0].address'";
-        ensure!(world, is_distinct(&addresses), shell, "the addresses are {}", addresses.join(", "));
+        ensure!(
+            world,
+            is_distinct(&addresses),
+            shell,
+            "the addresses are {}",
+            addresses.join(", ")
+        );
         del_all(world, &attachments, &results)?;
     }
     Ok(())
@@ -171,7 +215,13 @@ fn dels_at_the_same_time(world: &World<'_>) -> Result<(), Stop> {
     let result = world.add(&one)?;
     let calls: Vec<Call> = (0..COUNT).map(|_| world.del_call(&one, &result)).collect();
     for ran in world.at_once(&calls)? {
-        ensure!(world, ran.status == 0, "all_succeeded", "a DEL failed: {}", ran.told());
+        ensure!(
+            world,
+            ran.status == 0,
+            "all_succeeded",
+            "a DEL failed: {}",
+            ran.told()
+        );
     }
     Ok(())
 }
@@ -185,7 +235,13 @@ fn add_and_del_at_the_same_time(world: &World<'_>) -> Result<(), Stop> {
         let calls = [world.call("ADD", &one), world.call("DEL", &one)];
         world.at_once(&calls)?;
         let ran = world.run(&world.call("DEL", &one))?;
-        ensure!(world, ran.status == 0, "succeeded", "the DEL after both: {}", ran.told());
+        ensure!(
+            world,
+            ran.status == 0,
+            "succeeded",
+            "the DEL after both: {}",
+            ran.told()
+        );
         world.is_as(&before, "after the last DEL")?;
     }
     Ok(())

@@ -152,14 +152,21 @@ fn success_is_silent(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
     let result = world.add(&one)?;
     let mut conf = with(&one.conf, "prevResult", result);
-    conf["cni.dev/valid-attachments"] = json!([{"containerID": one.container, "ifname": one.ifname}]);
+    conf["cni.dev/valid-attachments"] =
+        json!([{"containerID": one.container, "ifname": one.ifname}]);
     for verb in ["CHECK", "STATUS", "GC", "DEL"] {
         if !world.description().claims(verb) {
             continue;
         }
         let ran = world.run(&world.call(verb, &one).conf(&conf))?;
         let is_silent = ran.status != 0 || ran.stdout.is_empty();
-        ensure!(world, is_silent, "is_silent", "{verb} printed {:?}", cut(&ran.stdout, SHOWN));
+        ensure!(
+            world,
+            is_silent,
+            "is_silent",
+            "{verb} printed {:?}",
+            cut(&ran.stdout, SHOWN)
+        );
     }
     Ok(())
 }
@@ -179,7 +186,11 @@ fn failure_has_a_status(world: &World<'_>) -> Result<(), Stop> {
             cut(&ran.stdout, SHOWN)
         );
     }
-    if failed == 0 { Err(Stop::LeftOut("no call failed that could".to_owned())) } else { Ok(()) }
+    if failed == 0 {
+        Err(Stop::LeftOut("no call failed that could".to_owned()))
+    } else {
+        Ok(())
+    }
 }
 
 fn failure_is_one_error(world: &World<'_>) -> Result<(), Stop> {
@@ -191,22 +202,34 @@ fn failure_is_one_error(world: &World<'_>) -> Result<(), Stop> {
             ensure!(world, false, "succeeded || is_error", "{what}: {why}");
         }
     }
-    if failed == 0 { Err(Stop::LeftOut("no call failed that could".to_owned())) } else { Ok(()) }
+    if failed == 0 {
+        Err(Stop::LeftOut("no call failed that could".to_owned()))
+    } else {
+        Ok(())
+    }
 }
 
 /// Calls that may well fail, because what is on stdin is no configuration.
 fn of_no_configuration(world: &World<'_>) -> Result<Vec<(Call, String)>, Stop> {
     let one = world.attachment(0)?;
-    let verbs = VERBS.into_iter().filter(|verb| *verb != "VERSION" && world.description().claims(verb));
+    let verbs = VERBS
+        .into_iter()
+        .filter(|verb| *verb != "VERSION" && world.description().claims(verb));
     let texts = ["", "{", "[]", "7", "\"x\"", "\u{0}"];
     let pairs = verbs.flat_map(|verb| texts.map(|text| (verb, text)));
     Ok(pairs
-        .map(|(verb, text)| (world.call(verb, &one).text(text), format!("{verb} with {text:?} on stdin")))
+        .map(|(verb, text)| {
+            (
+                world.call(verb, &one).text(text),
+                format!("{verb} with {text:?} on stdin"),
+            )
+        })
         .collect())
 }
 
-/// Errors that a plugin can only give once it has read the configuration. Which of these it gives, it says itself: if none, there
-/// is none to be judged. Before 1.0.0, the version is the one that the plugin uses.
+/// Errors that a plugin can only give once it has read the configuration. Which of these it gives,
+/// it says itself: if none, there is none to be judged. Before 1.0.0, the version is the one that
+/// the plugin uses.
 fn error_has_version(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
     let mut wrong = vec![("name", json!("a b")), ("name", json!("a/b"))];
@@ -216,23 +239,39 @@ fn error_has_version(world: &World<'_>) -> Result<(), Stop> {
     let newest = world.description().newest();
     let (mut asked, is_old) = (false, newest.starts_with('0'));
     let versions = world.description().cni_versions.iter().map(String::as_str);
-    for version in
-        versions.filter(|version| if is_old { *version == newest } else { version.starts_with('1') })
-    {
+    for version in versions.filter(|version| {
+        if is_old {
+            *version == newest
+        } else {
+            version.starts_with('1')
+        }
+    }) {
         let one = world.of_version(one.clone(), version);
         for (key, value) in &wrong {
-            let ran = world.run(&world.call("ADD", &one).conf(&with(&one.conf, key, value.clone())))?;
+            let ran = world.run(&world.call("ADD", &one).conf(&with(
+                &one.conf,
+                key,
+                value.clone(),
+            )))?;
             if ran.status == 0 {
                 // The next ADD has to find nothing of it.
                 world.run(&world.call("DEL", &one))?;
             }
-            let (true, Ok(error)) = (ran.status != 0, ran.error()) else { continue };
+            let (true, Ok(error)) = (ran.status != 0, ran.error()) else {
+                continue;
+            };
             asked = true;
             let told = &error["cniVersion"];
             let (is_right, filter) = if is_old {
-                (told.is_string(), ".cniVersion | type == \"string\"".to_owned())
+                (
+                    told.is_string(),
+                    ".cniVersion | type == \"string\"".to_owned(),
+                )
             } else {
-                (*told == json!(version), format!(".cniVersion == \"{version}\""))
+                (
+                    *told == json!(version),
+                    format!(".cniVersion == \"{version}\""),
+                )
             };
             ensure!(
                 world,
@@ -244,20 +283,29 @@ fn error_has_version(world: &World<'_>) -> Result<(), Stop> {
         }
     }
     let reason = "it gives no error object for a configuration that it has read";
-    if asked { Ok(()) } else { Err(Stop::LeftOut(reason.to_owned())) }
+    if asked {
+        Ok(())
+    } else {
+        Err(Stop::LeftOut(reason.to_owned()))
+    }
 }
 
 fn stderr_is_not_needed(world: &World<'_>) -> Result<(), Stop> {
     let one = world.working()?;
     let garbage = world.call("ADD", &one).text("{");
     if world.run(&garbage)?.status != 0 {
-        world.fails(&garbage.null_stderr(), "half a configuration without stderr")?;
+        world.fails(
+            &garbage.null_stderr(),
+            "half a configuration without stderr",
+        )?;
     } else {
         world.run(&world.call("DEL", &one))?;
     }
     let ran = world.ok(&world.call("ADD", &one).null_stderr())?;
     let result = world.object(&ran)?;
-    world.ok(&world.del_call(&one, &result).null_stderr()).map(drop)
+    world
+        .ok(&world.del_call(&one, &result).null_stderr())
+        .map(drop)
 }
 
 fn lost_result_is_undone(world: &World<'_>) -> Result<(), Stop> {
@@ -265,7 +313,10 @@ fn lost_result_is_undone(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
     let before = world.baseline()?;
     let pod = world.pod_state(&one)?;
-    world.fails(&world.call("ADD", &one).broken_stdout(), "ADD whose result is lost")?;
+    world.fails(
+        &world.call("ADD", &one).broken_stdout(),
+        "ADD whose result is lost",
+    )?;
     world.is_as(&before, "after ADD")?;
     world.pod_is_as(&one, &pod, "after ADD")
 }
@@ -293,12 +344,18 @@ fn stdin_may_be_a_file(world: &World<'_>) -> Result<(), Stop> {
     let one = world.working()?;
     let file = PathBuf::from(DIR).join("bin/conf.json");
     world.write(&file, &one.conf.to_string())?;
-    world.ok(&world.call("ADD", &one).stdin(Stdin::File(file))).map(drop)
+    world
+        .ok(&world.call("ADD", &one).stdin(Stdin::File(file)))
+        .map(drop)
 }
 
 fn stdin_may_be_large(world: &World<'_>) -> Result<(), Stop> {
     let one = world.working()?;
-    let conf = with(&one.conf, "args", json!({"conformance": {"padding": "x".repeat(32 << 10)}}));
+    let conf = with(
+        &one.conf,
+        "args",
+        json!({"conformance": {"padding": "x".repeat(32 << 10)}}),
+    );
     let ran = world.ok(&world.call("ADD", &one).conf(&conf))?;
     let conf = with(&conf, "prevResult", world.object(&ran)?);
     world.ok(&world.call("DEL", &one).conf(&conf)).map(drop)
@@ -306,7 +363,10 @@ fn stdin_may_be_large(world: &World<'_>) -> Result<(), Stop> {
 
 fn environment_may_be_empty(world: &World<'_>) -> Result<(), Stop> {
     let one = world.working()?;
-    let call = world.call("ADD", &one).var("HOME", "/nonexistent").var("TMPDIR", "/nonexistent");
+    let call = world
+        .call("ADD", &one)
+        .var("HOME", "/nonexistent")
+        .var("TMPDIR", "/nonexistent");
     let ran = world.ok(&call)?;
     let result = world.object(&ran)?;
     world.ok(&world.del_call(&one, &result)).map(drop)
@@ -314,7 +374,10 @@ fn environment_may_be_empty(world: &World<'_>) -> Result<(), Stop> {
 
 fn no_verb_tells_versions(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
-    for call in [world.call("", &one).without("CNI_COMMAND"), world.call("", &one)] {
+    for call in [
+        world.call("", &one).without("CNI_COMMAND"),
+        world.call("", &one),
+    ] {
         let ran = world.ok(&call.stdin(Stdin::Silent))?;
         let newest = world.description().newest();
         ensure!(
@@ -335,7 +398,12 @@ fn arguments_have_no_effect(world: &World<'_>) -> Result<(), Stop> {
         let ran = world.ok(&world.call("VERSION", &one).argument(argument))?;
         let told: Value = world.object(&ran)?;
         let filter = answer(".supportedVersions | type == \"array\"");
-        ensure!(world, told["supportedVersions"].is_array(), filter, "VERSION with {argument}: {told}");
+        ensure!(
+            world,
+            told["supportedVersions"].is_array(),
+            filter,
+            "VERSION with {argument}: {told}"
+        );
     }
     Ok(())
 }

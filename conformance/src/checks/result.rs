@@ -203,16 +203,26 @@ fn own_interface_is_listed(world: &World<'_>) -> Result<(), Stop> {
     if was_there || !has(&world.pod_state(&one)?) {
         return left_out("its ADD makes no interface CNI_IFNAME in the pod");
     }
-    let is_listed = list(&result["interfaces"]).iter().any(|interface| interface["name"] == one.ifname);
+    let is_listed = list(&result["interfaces"])
+        .iter()
+        .any(|interface| interface["name"] == one.ifname);
     let filter = answer(&format!("any(.interfaces[]?; .name == \"{}\")", one.ifname));
-    ensure!(world, is_listed, filter, "the pod has {}, and the result does not: {result}", one.ifname);
+    ensure!(
+        world,
+        is_listed,
+        filter,
+        "the pod has {}, and the result does not: {result}",
+        one.ifname
+    );
     Ok(())
 }
 
 fn interfaces_have_names(world: &World<'_>) -> Result<(), Stop> {
     let (_, result) = with_interfaces(world)?;
     for interface in list(&result["interfaces"]) {
-        let has_name = interface["name"].as_str().is_some_and(|name| !name.is_empty());
+        let has_name = interface["name"]
+            .as_str()
+            .is_some_and(|name| !name.is_empty());
         let filter = answer("all(.interfaces[]; (.name | type) == \"string\" and .name != \"\")");
         ensure!(world, has_name, filter, "without a name: {interface}");
     }
@@ -224,12 +234,20 @@ fn sandbox_is_the_netns(world: &World<'_>) -> Result<(), Stop> {
     let (one, result) = with_interfaces(world)?;
     let own = own_interface(&result, &one)?;
     let sandbox = json!(one.netns.to_string_lossy());
-    let filter =
-        answer(&format!("any(.interfaces[]; .name == \"{}\" and .sandbox == {sandbox})", one.ifname));
+    let filter = answer(&format!(
+        "any(.interfaces[]; .name == \"{}\" and .sandbox == {sandbox})",
+        one.ifname
+    ));
     let same = list(&result["interfaces"])
         .iter()
         .any(|other| other["name"] == own["name"] && other["sandbox"] == sandbox);
-    ensure!(world, same, filter, "no interface {} with sandbox {sandbox}: {result}", one.ifname);
+    ensure!(
+        world,
+        same,
+        filter,
+        "no interface {} with sandbox {sandbox}: {result}",
+        one.ifname
+    );
     Ok(())
 }
 
@@ -254,14 +272,24 @@ fn addresses_have_a_prefix(world: &World<'_>) -> Result<(), Stop> {
     let (_, result) = with_addresses(world)?;
     for address in list(&result["ips"]) {
         let text = address["address"].as_str().unwrap_or_default();
-        let filter = answer("all(.ips[]; .address | tostring | test(\"^[0-9a-fA-F.:]+/[0-9]{1,3}$\"))");
-        ensure!(world, whole(text).is_some(), filter, "not an address with a prefix: {address}");
+        let filter =
+            answer("all(.ips[]; .address | tostring | test(\"^[0-9a-fA-F.:]+/[0-9]{1,3}$\"))");
+        ensure!(
+            world,
+            whole(text).is_some(),
+            filter,
+            "not an address with a prefix: {address}"
+        );
         let gateway = &address["gateway"];
         // An empty text is how libcni writes, and reads, that there is none.
         let is_none = gateway.is_null() || gateway == "";
-        let is_gateway = is_none || gateway.as_str().is_some_and(|text| text.parse::<IpAddr>().is_ok());
-        let filter =
-            answer("all(.ips[]; .gateway == null or (.gateway | tostring | test(\"^[0-9a-fA-F.:]*$\")))");
+        let is_gateway = is_none
+            || gateway
+                .as_str()
+                .is_some_and(|text| text.parse::<IpAddr>().is_ok());
+        let filter = answer(
+            "all(.ips[]; .gateway == null or (.gateway | tostring | test(\"^[0-9a-fA-F.:]*$\")))",
+        );
         ensure!(world, is_gateway, filter, "the gateway is {gateway}");
     }
     Ok(())
@@ -271,8 +299,11 @@ fn indexes_are_in_range(world: &World<'_>) -> Result<(), Stop> {
     let (_, result) = with_addresses(world)?;
     let count = list(&result["interfaces"]).len() as u64;
     let ips = list(&result["ips"]);
-    let indexes: Vec<_> =
-        ips.iter().filter_map(|address| address.get("interface")).filter(|index| !index.is_null()).collect();
+    let indexes: Vec<_> = ips
+        .iter()
+        .filter_map(|address| address.get("interface"))
+        .filter(|index| !index.is_null())
+        .collect();
     if indexes.is_empty() {
         return left_out("no address of the result has an interface");
     }
@@ -281,7 +312,12 @@ fn indexes_are_in_range(world: &World<'_>) -> Result<(), Stop> {
     );
     for index in indexes {
         let is_in_range = index.as_u64().is_some_and(|index| index < count);
-        ensure!(world, is_in_range, &filter, "the index {index} of {count} interfaces");
+        ensure!(
+            world,
+            is_in_range,
+            &filter,
+            "the index {index} of {count} interfaces"
+        );
     }
     Ok(())
 }
@@ -291,9 +327,14 @@ fn numbers_are_integers(world: &World<'_>) -> Result<(), Stop> {
     let result = world.add(&one)?;
     let mut numbers = Vec::new();
     for route in list(&result["routes"]) {
-        numbers.extend(["mtu", "advmss", "priority", "table", "scope"].map(|key| route[key].clone()));
+        numbers
+            .extend(["mtu", "advmss", "priority", "table", "scope"].map(|key| route[key].clone()));
     }
-    numbers.extend(list(&result["interfaces"]).iter().map(|interface| interface["mtu"].clone()));
+    numbers.extend(
+        list(&result["interfaces"])
+            .iter()
+            .map(|interface| interface["mtu"].clone()),
+    );
     numbers.retain(|number| !number.is_null());
     if numbers.is_empty() {
         return left_out("the result has no such number");
@@ -310,10 +351,16 @@ fn numbers_are_integers(world: &World<'_>) -> Result<(), Stop> {
 /// The interface of the pod. One of the host may have the same name.
 fn own_interface(result: &Value, one: &Attachment) -> Result<Value, Stop> {
     let sandbox = json!(one.netns.to_string_lossy());
-    let named: Vec<_> =
-        list(&result["interfaces"]).into_iter().filter(|interface| interface["name"] == one.ifname).collect();
-    let own = named.iter().find(|interface| interface["sandbox"] == sandbox).or(named.first());
-    own.cloned().ok_or_else(|| Stop::LeftOut("the result has no interface of the pod".to_owned()))
+    let named: Vec<_> = list(&result["interfaces"])
+        .into_iter()
+        .filter(|interface| interface["name"] == one.ifname)
+        .collect();
+    let own = named
+        .iter()
+        .find(|interface| interface["sandbox"] == sandbox)
+        .or(named.first());
+    own.cloned()
+        .ok_or_else(|| Stop::LeftOut("the result has no interface of the pod".to_owned()))
 }
 
 fn shown(one: &Attachment, what: &str) -> Result<Value, Stop> {
@@ -353,11 +400,15 @@ fn result_matches_the_pod(world: &World<'_>) -> Result<(), Stop> {
     let mut asked = false;
     for address in list(&result["ips"]) {
         let text = address["address"].as_str().unwrap_or_default();
-        let at = address["interface"].as_u64().and_then(|at| usize::try_from(at).ok());
-        let (Some(whole), Some(interface)) = (whole(text), at.and_then(|at| interfaces.get(at))) else {
+        let at = address["interface"]
+            .as_u64()
+            .and_then(|at| usize::try_from(at).ok());
+        let (Some(whole), Some(interface)) = (whole(text), at.and_then(|at| interfaces.get(at)))
+        else {
             continue;
         };
-        // What is of another sandbox cannot be seen, and the pod of the host's interfaces is the host.
+        // What is of another sandbox cannot be seen, and the pod of the host's interfaces is the
+        // host.
         if interface["sandbox"] != json!(one.netns.to_string_lossy()) {
             continue;
         }
@@ -365,16 +416,30 @@ fn result_matches_the_pod(world: &World<'_>) -> Result<(), Stop> {
         let name = interface["name"].as_str().unwrap_or_default();
         let shown = one.shown("-json", "addr show")?;
         let links: Value = serde_json::from_str(&shown).unwrap_or_default();
-        let link = list(&links).into_iter().find(|link| link["ifname"] == name).unwrap_or_default();
+        let link = list(&links)
+            .into_iter()
+            .find(|link| link["ifname"] == name)
+            .unwrap_or_default();
         let has = list(&link["addr_info"]).iter().any(|info| {
             let local = info["local"].as_str().and_then(|local| local.parse().ok());
             local.zip(info["prefixlen"].as_u64()) == Some((whole.0, u64::from(whole.1)))
         });
-        let shell =
-            format!("ip -n {} addr show dev {name} | grep -qwF \"$(told '.ips[0].address')\"", one.container);
-        ensure!(world, has, shell, "{text} is in the result and not on {name} of the pod");
+        let shell = format!(
+            "ip -n {} addr show dev {name} | grep -qwF \"$(told '.ips[0].address')\"",
+            one.container
+        );
+        ensure!(
+            world,
+            has,
+            shell,
+            "{text} is in the result and not on {name} of the pod"
+        );
     }
-    if asked { Ok(()) } else { left_out("no address of the result is of an interface of the pod") }
+    if asked {
+        Ok(())
+    } else {
+        left_out("no address of the result is of an interface of the pod")
+    }
 }
 
 fn mtus(world: &World<'_>) -> Result<(Attachment, Value, Value), Stop> {
@@ -386,8 +451,16 @@ fn mtus(world: &World<'_>) -> Result<(Attachment, Value, Value), Stop> {
 
 fn mtu_is_told(world: &World<'_>) -> Result<(), Stop> {
     let (one, told, kernel) = mtus(world)?;
-    let filter = answer(&format!("any(.interfaces[]; .name == \"{}\" and .mtu != null)", one.ifname));
-    ensure!(world, !told.is_null(), filter, "the result has no MTU, the interface {kernel}");
+    let filter = answer(&format!(
+        "any(.interfaces[]; .name == \"{}\" and .mtu != null)",
+        one.ifname
+    ));
+    ensure!(
+        world,
+        !told.is_null(),
+        filter,
+        "the result has no MTU, the interface {kernel}"
+    );
     Ok(())
 }
 
@@ -414,8 +487,17 @@ fn result_of_1_0_has_no_later_keys(world: &World<'_>) -> Result<(), Stop> {
     ] {
         for one in list(&result[key]) {
             let found = later.iter().find(|name| one.get(**name).is_some());
-            let filter = answer(&format!("all(.{key}[]?; (keys - (keys - {})) == [])", json!(later)));
-            ensure!(world, found.is_none(), filter, "{key} have {}", found.unwrap_or(&""));
+            let filter = answer(&format!(
+                "all(.{key}[]?; (keys - (keys - {})) == [])",
+                json!(later)
+            ));
+            ensure!(
+                world,
+                found.is_none(),
+                filter,
+                "{key} have {}",
+                found.unwrap_or(&"")
+            );
         }
     }
     Ok(())
@@ -432,10 +514,20 @@ fn result_of_0_4_has_families(world: &World<'_>) -> Result<(), Stop> {
         return left_out("its result has no address");
     }
     for address in addresses {
-        let family = if address["address"].to_string().contains(':') { "6" } else { "4" };
-        let filter =
-            answer("all(.ips[]; .version == if (.address | contains(\":\")) then \"6\" else \"4\" end)");
-        ensure!(world, address["version"] == family, filter, "the version of {address}");
+        let family = if address["address"].to_string().contains(':') {
+            "6"
+        } else {
+            "4"
+        };
+        let filter = answer(
+            "all(.ips[]; .version == if (.address | contains(\":\")) then \"6\" else \"4\" end)",
+        );
+        ensure!(
+            world,
+            address["version"] == family,
+            filter,
+            "the version of {address}"
+        );
     }
     Ok(())
 }
@@ -453,8 +545,17 @@ fn result_of_0_2_is_by_family(world: &World<'_>) -> Result<(), Stop> {
             world.make_room(&one, &result)?;
         }
     }
-    let reason = || world.description().lacks_version("0.2.0").unwrap_or_default();
-    if asked { Ok(()) } else { Err(Stop::LeftOut(reason())) }
+    let reason = || {
+        world
+            .description()
+            .lacks_version("0.2.0")
+            .unwrap_or_default()
+    };
+    if asked {
+        Ok(())
+    } else {
+        Err(Stop::LeftOut(reason()))
+    }
 }
 
 fn previous_result_of_another_version(world: &World<'_>) -> Result<(), Stop> {
@@ -463,7 +564,9 @@ fn previous_result_of_another_version(world: &World<'_>) -> Result<(), Stop> {
         return left_out("it is the first of its chain");
     };
     let old = crate::world::result_of(&previous, "0.4.0");
-    let ran = world.ok(&world.call("ADD", &one).conf(&with(&one.conf, "prevResult", old)))?;
+    let ran = world.ok(&world
+        .call("ADD", &one)
+        .conf(&with(&one.conf, "prevResult", old)))?;
     let result = world.object(&ran)?;
     let address = &result["ips"][0]["address"];
     let wanted = &previous["ips"][0]["address"];
@@ -487,7 +590,9 @@ fn ipam_result_has_no_interface(world: &World<'_>) -> Result<(), Stop> {
         answer("(.interfaces // []) == []"),
         "the result has interfaces: {result}"
     );
-    let has_none = list(&result["ips"]).iter().all(|one| one.get("interface").is_none());
+    let has_none = list(&result["ips"])
+        .iter()
+        .all(|one| one.get("interface").is_none());
     ensure!(
         world,
         has_none,
@@ -501,7 +606,12 @@ fn ipam_result_has_an_address(world: &World<'_>) -> Result<(), Stop> {
     world.only(&[Kind::Ipam])?;
     let one = world.attachment(0)?;
     let result = world.add(&one)?;
-    ensure!(world, !list(&result["ips"]).is_empty(), answer("(.ips | length) > 0"), "no address in {result}");
+    ensure!(
+        world,
+        !list(&result["ips"]).is_empty(),
+        answer("(.ips | length) > 0"),
+        "no address in {result}"
+    );
     Ok(())
 }
 
@@ -511,7 +621,14 @@ mod tests {
 
     #[test]
     fn a_prefix_is_as_long_as_its_family_allows() {
-        for text in ["10.0.0.1/33", "::1/129", "10.0.0.1", "x/8", "10.0.0.1/-1", "10.0.0.1/"] {
+        for text in [
+            "10.0.0.1/33",
+            "::1/129",
+            "10.0.0.1",
+            "x/8",
+            "10.0.0.1/-1",
+            "10.0.0.1/",
+        ] {
             assert_eq!(whole(text), None, "{text}");
         }
         assert_eq!(whole("FD00:0::1/128"), whole("fd00::1/128"));

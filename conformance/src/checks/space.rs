@@ -66,7 +66,13 @@ fn add_on_a_full_disk(world: &World<'_>) -> Result<(), Stop> {
         }
     }
     let deleted = world.run(&world.call("DEL", &one))?;
-    ensure!(world, deleted.status == 0, "succeeded", "the DEL after it: {}", deleted.told());
+    ensure!(
+        world,
+        deleted.status == 0,
+        "succeeded",
+        "the DEL after it: {}",
+        deleted.told()
+    );
     world.is_as(&before, "after ADD on a full disk, and DEL")?;
     let one = world.renewed(one)?;
     world.ok(&world.call("ADD", &one)).map(drop)

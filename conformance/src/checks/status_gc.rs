@@ -83,15 +83,28 @@ pub const CHECKS: &[Check] = &[
     spec(
         "gc_succeeds",
         "GC succeeds with a list of all living attachments",
-        &[should("1.1.0", GC, "Plugins should generally complete a `GC` action without error.")],
+        &[should(
+            "1.1.0",
+            GC,
+            "Plugins should generally complete a `GC` action without error.",
+        )],
         gc_succeeds,
     ),
-    quality("gc_keeps_what_is_listed", "GC keeps listed attachments", OF_KEEPING, gc_keeps_what_is_listed)
-        .with_attachments(3),
+    quality(
+        "gc_keeps_what_is_listed",
+        "GC keeps listed attachments",
+        OF_KEEPING,
+        gc_keeps_what_is_listed,
+    )
+    .with_attachments(3),
     spec(
         "gc_releases_what_is_not_listed",
         "GC releases what belonged to a pod that is gone and not listed",
-        &[should("1.1.0", GC, "A plugin SHOULD remove as many stale resources as possible.")],
+        &[should(
+            "1.1.0",
+            GC,
+            "A plugin SHOULD remove as many stale resources as possible.",
+        )],
         gc_releases_what_is_not_listed,
     )
     .with_attachments(3),
@@ -190,7 +203,12 @@ fn status_calls_the_ipam(world: &World<'_>) -> Result<(), Stop> {
     }
     let path = format!("{CALLED}.STATUS.stdin");
     let was_called = std::fs::exists(&path).unwrap_or(false);
-    ensure!(world, was_called, format!("[ -e {path} ]"), "STATUS succeeds, and the other plugin got none");
+    ensure!(
+        world,
+        was_called,
+        format!("[ -e {path} ]"),
+        "STATUS succeeds, and the other plugin got none"
+    );
     Ok(())
 }
 
@@ -200,7 +218,10 @@ fn delegated_status(world: &World<'_>) -> Result<Call, Stop> {
     let call = world.call("STATUS", &one);
     let ran = world.run(&call)?;
     if ran.status != 0 {
-        return left_out(format!("its STATUS fails while that of the other plugin succeeds: {}", ran.told()));
+        return left_out(format!(
+            "its STATUS fails while that of the other plugin succeeds: {}",
+            ran.told()
+        ));
     }
     if !std::fs::exists(format!("{CALLED}.STATUS.stdin")).unwrap_or(false) {
         return left_out("it does not call the other plugin's STATUS");
@@ -216,7 +237,9 @@ fn fail_status(world: &World<'_>, code: u32) -> Result<(), Stop> {
 fn status_tells_errors_of_the_ipam(world: &World<'_>) -> Result<(), Stop> {
     let call = delegated_status(world)?;
     fail_status(world, 50)?;
-    world.fails(&call, "STATUS while that of the other plugin fails").map(drop)
+    world
+        .fails(&call, "STATUS while that of the other plugin fails")
+        .map(drop)
 }
 
 fn status_keeps_errors_of_the_ipam(world: &World<'_>) -> Result<(), Stop> {
@@ -236,7 +259,13 @@ fn status_keeps_errors_of_the_ipam(world: &World<'_>) -> Result<(), Stop> {
             error["code"]
         );
         let is_kept = error["msg"].to_string().contains("drained");
-        ensure!(world, is_kept, answer(".msg | contains(\"drained\")"), "the message is {}", error["msg"]);
+        ensure!(
+            world,
+            is_kept,
+            answer(".msg | contains(\"drained\")"),
+            "the message is {}",
+            error["msg"]
+        );
     }
     Ok(())
 }
@@ -276,13 +305,19 @@ fn status_waits_for_no_add(world: &World<'_>) -> Result<(), Stop> {
     let mut calls: Vec<Call> = vec![status; 8];
     calls.push(world.call("ADD", &one));
     for ran in world.at_once(&calls)? {
-        ensure!(world, ran.status == 0, "all_succeeded", "a call failed: {}", ran.told());
+        ensure!(
+            world,
+            ran.status == 0,
+            "all_succeeded",
+            "a call failed: {}",
+            ran.told()
+        );
     }
     Ok(())
 }
 
-/// Two attachments whose pods live, and one whose pod is gone. Returns the files that there were with the first two
-/// alone, and those of the third.
+/// Two attachments whose pods live, and one whose pod is gone. Returns the files that there were
+/// with the first two alone, and those of the third.
 struct Left {
     attachments: [Attachment; 3],
     kept: BTreeSet<String>,
@@ -290,12 +325,21 @@ struct Left {
 }
 
 fn files(world: &World<'_>) -> Result<BTreeSet<String>, Stop> {
-    Ok(world.state()?["files"].as_object().into_iter().flatten().map(|(path, _)| path.clone()).collect())
+    Ok(world.state()?["files"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(path, _)| path.clone())
+        .collect())
 }
 
 fn left(world: &World<'_>) -> Result<Left, Stop> {
     world.claims("GC")?;
-    let attachments = [world.attachment(0)?, world.attachment(1)?, world.attachment(2)?];
+    let attachments = [
+        world.attachment(0)?,
+        world.attachment(1)?,
+        world.attachment(2)?,
+    ];
     world.add(&attachments[0])?;
     world.add(&attachments[1])?;
     let kept = files(world)?;
@@ -305,7 +349,11 @@ fn left(world: &World<'_>) -> Result<Left, Stop> {
     if dead.is_empty() {
         return left_out("it keeps nothing of an attachment on the host");
     }
-    Ok(Left { attachments, kept, dead })
+    Ok(Left {
+        attachments,
+        kept,
+        dead,
+    })
 }
 
 fn gc(world: &World<'_>, one: &Attachment, more: Value) -> Call {
@@ -314,11 +362,18 @@ fn gc(world: &World<'_>, one: &Attachment, more: Value) -> Call {
         conf[key] = value.clone();
     }
     let names = ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"];
-    names.iter().fold(world.call("GC", one).conf(&conf), |call, name| call.without(name))
+    names
+        .iter()
+        .fold(world.call("GC", one).conf(&conf), |call, name| {
+            call.without(name)
+        })
 }
 
 fn listed(attachments: &[Attachment]) -> Value {
-    attachments.iter().map(|one| json!({"containerID": one.container, "ifname": one.ifname})).collect()
+    attachments
+        .iter()
+        .map(|one| json!({"containerID": one.container, "ifname": one.ifname}))
+        .collect()
 }
 
 fn gc_succeeds(world: &World<'_>) -> Result<(), Stop> {
@@ -331,27 +386,47 @@ fn gc_succeeds(world: &World<'_>) -> Result<(), Stop> {
     world.ok(&world.call("GC", &one).conf(&conf)).map(drop)
 }
 
-fn are_there(world: &World<'_>, paths: impl Iterator<Item = String>, whose: &str) -> Result<(), Stop> {
+fn are_there(
+    world: &World<'_>,
+    paths: impl Iterator<Item = String>,
+    whose: &str,
+) -> Result<(), Stop> {
     let now = files(world)?;
     for path in paths {
-        ensure!(world, now.contains(&path), format!("has_file {path}"), "{path} of {whose} is gone");
+        ensure!(
+            world,
+            now.contains(&path),
+            format!("has_file {path}"),
+            "{path} of {whose} is gone"
+        );
     }
     Ok(())
 }
 
 fn gc_keeps_what_is_listed(world: &World<'_>) -> Result<(), Stop> {
     let left = left(world)?;
-    let pods = [world.pod_state(&left.attachments[0])?, world.pod_state(&left.attachments[1])?];
+    let pods = [
+        world.pod_state(&left.attachments[0])?,
+        world.pod_state(&left.attachments[1])?,
+    ];
     let list = json!({"cni.dev/valid-attachments": listed(&left.attachments)});
     world.run(&gc(world, &left.attachments[0], list))?;
-    are_there(world, left.kept.union(&left.dead).cloned(), "an attachment that is listed")?;
+    are_there(
+        world,
+        left.kept.union(&left.dead).cloned(),
+        "an attachment that is listed",
+    )?;
     world.pod_is_as(&left.attachments[0], &pods[0], "after GC")?;
     world.pod_is_as(&left.attachments[1], &pods[1], "after GC")
 }
 
 fn releases(world: &World<'_>, key: &str) -> Result<(), Stop> {
     let left = left(world)?;
-    let ran = world.run(&gc(world, &left.attachments[0], json!({key: listed(&left.attachments[..2])})))?;
+    let ran = world.run(&gc(
+        world,
+        &left.attachments[0],
+        json!({key: listed(&left.attachments[..2])}),
+    ))?;
     if ran.status != 0 {
         return left_out(format!("its GC fails: {}", ran.told()));
     }
@@ -379,18 +454,26 @@ fn gc_keeps_other_networks(world: &World<'_>) -> Result<(), Stop> {
     let left = left(world)?;
     let list = json!({"name": "another", "cni.dev/valid-attachments": []});
     world.run(&gc(world, &left.attachments[0], list))?;
-    are_there(world, left.kept.union(&left.dead).cloned(), "another network")
+    are_there(
+        world,
+        left.kept.union(&left.dead).cloned(),
+        "another network",
+    )
 }
 
 fn gc_of_nothing_succeeds(world: &World<'_>) -> Result<(), Stop> {
     let one = begun(world, "GC")?;
     let before = world.state()?;
-    for list in
-        [json!({}), json!({"cni.dev/valid-attachments": null}), json!({"cni.dev/valid-attachments": []})]
-    {
+    for list in [
+        json!({}),
+        json!({"cni.dev/valid-attachments": null}),
+        json!({"cni.dev/valid-attachments": []}),
+    ] {
         // With a container: whether GC needs one is a check of its own.
         let conf = list.as_object().into_iter().flatten();
-        let conf = conf.fold(one.conf.clone(), |conf, (key, value)| with(&conf, key, value.clone()));
+        let conf = conf.fold(one.conf.clone(), |conf, (key, value)| {
+            with(&conf, key, value.clone())
+        });
         world.ok(&world.call("GC", &one).conf(&conf))?;
     }
     world.is_as(&before, "after GC")
@@ -405,7 +488,12 @@ fn gc_calls_the_ipam(world: &World<'_>) -> Result<(), Stop> {
     }
     let path = format!("{CALLED}.GC.stdin");
     let was_called = std::fs::exists(&path).unwrap_or(false);
-    ensure!(world, was_called, format!("[ -e {path} ]"), "GC succeeds, and the other plugin got none");
+    ensure!(
+        world,
+        was_called,
+        format!("[ -e {path} ]"),
+        "GC succeeds, and the other plugin got none"
+    );
     Ok(())
 }
 
@@ -419,7 +507,12 @@ fn gc_gives_the_ipam_the_list(world: &World<'_>) -> Result<(), Stop> {
     };
     let conf: Value = serde_json::from_str(&text).unwrap_or_default();
     let shell = format!("jq -e '.[\"cni.dev/valid-attachments\"] == {list}' {path} >/dev/null");
-    ensure!(world, conf["cni.dev/valid-attachments"] == list, shell, "the other plugin got {text}");
+    ensure!(
+        world,
+        conf["cni.dev/valid-attachments"] == list,
+        shell,
+        "the other plugin got {text}"
+    );
     Ok(())
 }
 
@@ -428,7 +521,10 @@ fn gc_tells_errors_of_the_ipam(world: &World<'_>) -> Result<(), Stop> {
     let call = gc(world, &one, json!({"cni.dev/valid-attachments": []}));
     let ran = world.run(&call)?;
     if ran.status != 0 {
-        return left_out(format!("its GC fails while that of the other plugin succeeds: {}", ran.told()));
+        return left_out(format!(
+            "its GC fails while that of the other plugin succeeds: {}",
+            ran.told()
+        ));
     }
     if !std::fs::exists(format!("{CALLED}.GC.stdin")).unwrap_or(false) {
         return left_out("it does not call the other plugin's GC");
@@ -437,7 +533,9 @@ fn gc_tells_errors_of_the_ipam(world: &World<'_>) -> Result<(), Stop> {
         "stand-in",
         r#"[ $CNI_COMMAND = GC ] && echo '{"code": 111, "msg": "no"}' && exit 1; exit 0"#,
     )?;
-    world.fails(&call, "GC while that of the other plugin fails").map(drop)
+    world
+        .fails(&call, "GC while that of the other plugin fails")
+        .map(drop)
 }
 
 /// The state of an attachment before the DEL of [`gc_then_del`].

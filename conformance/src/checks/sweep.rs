@@ -1,4 +1,5 @@
-//! SIGKILL before system calls: of the process that the runtime started, and of those that it started itself.
+//! SIGKILL before system calls: of the process that the runtime started, and of those that it
+//! started itself.
 
 use super::{Check, extra};
 use crate::description::Kind;
@@ -57,26 +58,37 @@ fn left_out<T>(reason: impl Into<String>) -> Result<T, Stop> {
 
 fn is_allowed() -> Result<(), Stop> {
     let status = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    if status.trim() == "3" { left_out("ptrace is not allowed here") } else { Ok(()) }
+    if status.trim() == "3" {
+        left_out("ptrace is not allowed here")
+    } else {
+        Ok(())
+    }
 }
 
 type Aftermath = fn(&World<'_>, &str) -> Result<(), Stop>;
 
-/// Kills `who` of `verb` at each point of the sample in a world of its own, where `aftermath` judges. What is not as it should be
-/// without a kill is not asked with one.
+/// Kills `who` of `verb` at each point of the sample in a world of its own, where `aftermath`
+/// judges. What is not as it should be without a kill is not asked with one.
 fn sweep(world: &World<'_>, verb: &str, who: Who, aftermath: Aftermath) -> Result<(), Stop> {
     is_allowed()?;
     world.changes()?;
     let once = |world: &World<'_>, victim: Option<usize>| -> Result<Traced, Stop> {
         let one = world.attachment(0)?;
         world.baseline()?;
-        let call =
-            if verb == "DEL" { world.del_call(&one, &world.add(&one)?) } else { world.call(verb, &one) };
+        let call = if verb == "DEL" {
+            world.del_call(&one, &world.add(&one)?)
+        } else {
+            world.call(verb, &one)
+        };
         world.traced(&call, victim.map(|victim| (who, victim)))
     };
     let whole = once(world, None)?;
     if whole.status != 0 {
-        return left_out(format!("{verb} fails: exit status {}, {}", whole.status, whole.stdout.trim()));
+        return left_out(format!(
+            "{verb} fails: exit status {}, {}",
+            whole.status,
+            whole.stdout.trim()
+        ));
     }
     let calls = whole.calls[who as usize];
     if calls == 0 {
@@ -93,18 +105,29 @@ fn sweep(world: &World<'_>, verb: &str, who: Who, aftermath: Aftermath) -> Resul
         let (verdict, _) = World::with_patience(world.settings, |world| {
             let traced = once(world, Some(*victim))?;
             // A shorter run than the first one has no such call.
-            let Some(name) = traced.killed else { return Ok(0) };
+            let Some(name) = traced.killed else {
+                return Ok(0);
+            };
             aftermath(world, &told(verb, who, &name, traced.status)).map(|()| 1)
         });
         let at = format!("call {victim} of {calls}");
         match verdict {
             Ok(count) => kills += count,
-            Err(Stop::LeftOut(reason) | Stop::Unusable(reason)) => others.push(format!("{at}: {reason}")),
+            Err(Stop::LeftOut(reason) | Stop::Unusable(reason)) => {
+                others.push(format!("{at}: {reason}"))
+            }
             Err(Stop::Fails(seen) | Stop::Hung(seen)) => failures.push(format!("{at}: {seen}")),
         }
     }
     let first = failures.first().cloned().unwrap_or_default();
-    ensure!(world, failures.is_empty(), "", "before {first} ({} of {} kills)", failures.len(), points.len());
+    ensure!(
+        world,
+        failures.is_empty(),
+        "",
+        "before {first} ({} of {} kills)",
+        failures.len(),
+        points.len()
+    );
     // What could not be judged hides no failure, and is no success.
     match others.into_iter().next() {
         Some(reason) => left_out(reason),
@@ -140,7 +163,13 @@ fn is_put_right(world: &World<'_>, killed: &str) -> Result<(), Stop> {
     // A meta plugin may leave the pod as it is.
     if world.description().kind != Kind::Meta {
         let ran = world.run(&world.call("ADD", &one))?;
-        ensure!(world, ran.status == 0, "", "{killed}, then DEL: ADD: {}", ran.told());
+        ensure!(
+            world,
+            ran.status == 0,
+            "",
+            "{killed}, then DEL: ADD: {}",
+            ran.told()
+        );
         let result = world.object(&ran)?;
         world.del(&one, &result)?;
         world.is_as(&before, &format!("{killed}, then DEL, ADD, DEL"))?;
@@ -151,6 +180,12 @@ fn is_put_right(world: &World<'_>, killed: &str) -> Result<(), Stop> {
 fn another_is_added(world: &World<'_>, killed: &str) -> Result<(), Stop> {
     let other = world.attachment(1)?;
     let ran = world.run(&world.call("ADD", &other))?;
-    ensure!(world, ran.status == 0, "", "{killed}: ADD of another pod: {}", ran.told());
+    ensure!(
+        world,
+        ran.status == 0,
+        "",
+        "{killed}: ADD of another pod: {}",
+        ran.told()
+    );
     Ok(())
 }

@@ -81,7 +81,9 @@ pub const CHECKS: &[Check] = &[
 /// Where VERSION succeeds as libcni asks it: with the other variables set.
 fn asked(world: &World<'_>) -> Result<Call, Stop> {
     let one = world.attachment(0)?;
-    let call = world.call("VERSION", &one).conf(&json!({"cniVersion": world.description().newest()}));
+    let call = world
+        .call("VERSION", &one)
+        .conf(&json!({"cniVersion": world.description().newest()}));
     let ran = world.run(&call)?;
     match ran.status == 0 && ran.result().is_ok() {
         true => Ok(call),
@@ -91,15 +93,32 @@ fn asked(world: &World<'_>) -> Result<Call, Stop> {
 
 fn version_lists_versions(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
-    let call = world.call("VERSION", &one).conf(&json!({"cniVersion": world.description().newest()}));
+    let call = world
+        .call("VERSION", &one)
+        .conf(&json!({"cniVersion": world.description().newest()}));
     let ran = world.ok(&call)?;
     let told = world.object(&ran)?;
     let filter = answer(".cniVersion | type == \"string\"");
-    ensure!(world, told["cniVersion"].is_string(), filter, "cniVersion is {}", told["cniVersion"]);
-    let listed = told["supportedVersions"].as_array().cloned().unwrap_or_default();
+    ensure!(
+        world,
+        told["cniVersion"].is_string(),
+        filter,
+        "cniVersion is {}",
+        told["cniVersion"]
+    );
+    let listed = told["supportedVersions"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
     let is_list = !listed.is_empty() && listed.iter().all(Value::is_string);
     let filter = answer(".supportedVersions | length > 0 and all(type == \"string\")");
-    ensure!(world, is_list, filter, "supportedVersions is {}", told["supportedVersions"]);
+    ensure!(
+        world,
+        is_list,
+        filter,
+        "supportedVersions is {}",
+        told["supportedVersions"]
+    );
     Ok(())
 }
 
@@ -107,13 +126,21 @@ fn version_lists_versions(world: &World<'_>) -> Result<(), Stop> {
 fn version_answers_in_the_version_asked(world: &World<'_>) -> Result<(), Stop> {
     world.claims_version_1()?;
     let call = asked(world)?;
-    let versions = VERSIONS.into_iter().filter(|version| version.starts_with('1'));
+    let versions = VERSIONS
+        .into_iter()
+        .filter(|version| version.starts_with('1'));
     for version in versions.filter(|version| world.description().claims_version(version)) {
         let ran = world.ok(&call.clone().conf(&json!({"cniVersion": version})))?;
         let told = world.object(&ran)?;
         let filter = answer(&format!(".cniVersion == \"{version}\""));
         let is_same = told["cniVersion"] == json!(version);
-        ensure!(world, is_same, filter, "asked for {version}, it answered {}", told["cniVersion"]);
+        ensure!(
+            world,
+            is_same,
+            filter,
+            "asked for {version}, it answered {}",
+            told["cniVersion"]
+        );
     }
     Ok(())
 }
@@ -121,14 +148,21 @@ fn version_answers_in_the_version_asked(world: &World<'_>) -> Result<(), Stop> {
 fn version_takes_any_stdin(world: &World<'_>) -> Result<(), Stop> {
     let call = asked(world)?;
     world.tells_versions(&call)?;
-    let mut calls: Vec<_> =
-        ["", "{", "x", "[]", "null", "{}"].iter().map(|text| call.clone().text(*text)).collect();
+    let mut calls: Vec<_> = ["", "{", "x", "[]", "null", "{}"]
+        .iter()
+        .map(|text| call.clone().text(*text))
+        .collect();
     calls.push(call.stdin(Stdin::Closed));
     for call in calls {
         let ran = world.ok(&call)?;
         let told = world.object(&ran)?;
         let filter = answer(".supportedVersions | type == \"array\"");
-        ensure!(world, told["supportedVersions"].is_array(), filter, "it answered {told}");
+        ensure!(
+            world,
+            told["supportedVersions"].is_array(),
+            filter,
+            "it answered {told}"
+        );
     }
     Ok(())
 }
@@ -139,17 +173,27 @@ fn version_does_not_wait(world: &World<'_>) -> Result<(), Stop> {
     world.object(&ran).map(drop)
 }
 
-const OTHERS: [&str; 5] = ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH", "CNI_ARGS"];
+const OTHERS: [&str; 5] = [
+    "CNI_CONTAINERID",
+    "CNI_NETNS",
+    "CNI_IFNAME",
+    "CNI_PATH",
+    "CNI_ARGS",
+];
 
 fn version_needs_no_variable(world: &World<'_>) -> Result<(), Stop> {
     let call = asked(world)?;
-    world.ok(&OTHERS.iter().fold(call, |call, name| call.without(name))).map(drop)
+    world
+        .ok(&OTHERS.iter().fold(call, |call, name| call.without(name)))
+        .map(drop)
 }
 
 fn version_ignores_variables(world: &World<'_>) -> Result<(), Stop> {
     let call = asked(world)?;
     for value in ["dummy", "///"] {
-        world.ok(&OTHERS.iter().fold(call.clone(), |call, name| call.var(name, value)))?;
+        world.ok(&OTHERS
+            .iter()
+            .fold(call.clone(), |call, name| call.var(name, value)))?;
     }
     Ok(())
 }

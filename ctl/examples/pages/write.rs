@@ -11,14 +11,23 @@ use clap_mangen::Man;
 /// Writes `man`, `bash`, `zsh` and `fish` below the directory.
 pub fn pages(command: Command, directory: &Path) -> io::Result<()> {
     // The release without the commit, so that a page changes only when its command does.
-    let mut command = command.version(env!("CARGO_PKG_VERSION")).disable_help_subcommand(true);
+    let mut command = command
+        .version(env!("CARGO_PKG_VERSION"))
+        .disable_help_subcommand(true);
     let name = command.get_name().to_owned();
-    for (shell, folder) in [(Shell::Bash, "bash"), (Shell::Zsh, "zsh"), (Shell::Fish, "fish")] {
+    for (shell, folder) in [
+        (Shell::Bash, "bash"),
+        (Shell::Zsh, "zsh"),
+        (Shell::Fish, "fish"),
+    ] {
         let mut script = Vec::new();
         generate(shell, &mut command, &name, &mut script);
         let script = String::from_utf8(script).map_err(io::Error::other)?;
         fs::create_dir_all(directory.join(folder))?;
-        fs::write(directory.join(folder).join(shell.file_name(&name)), mend(&script, &name))?;
+        fs::write(
+            directory.join(folder).join(shell.file_name(&name)),
+            mend(&script, &name),
+        )?;
     }
     // Gives the subcommands their whole names: railctl-status.
     command.build();
@@ -26,14 +35,18 @@ pub fn pages(command: Command, directory: &Path) -> io::Result<()> {
     write_pages(command, &directory.join("man"))
 }
 
-/// clap_complete 4.6 writes the hyphen of a program in two ways into bash's script, so that no subcommand is found.
+/// clap_complete 4.6 writes the hyphen of a program in two ways into bash's script, so that no
+/// subcommand is found.
 fn mend(script: &str, name: &str) -> String {
     script.replace(&name.replace('-', "__subcmd__"), &name.replace('-', "__"))
 }
 
 /// A page for the command, and one for each of its subcommands: `railctl.8`, `railctl-status.8`.
 fn write_pages(command: Command, directory: &Path) -> io::Result<()> {
-    for subcommand in command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
+    for subcommand in command
+        .get_subcommands()
+        .filter(|subcommand| !subcommand.is_hide_set())
+    {
         write_pages(subcommand.clone(), directory)?;
     }
     let page = Man::new(command).section("8").manual("rail-cni");

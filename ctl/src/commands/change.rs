@@ -1,5 +1,5 @@
-//! Compares a plan with the store: what would change, and which pods would lose their addresses. Then it changes the
-//! store. `import` and `plan` both use this.
+//! Compares a plan with the store: what would change, and which pods would lose their addresses.
+//! Then it changes the store. `import` and `plan` both use this.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -85,7 +85,9 @@ impl Terms {
     /// Parses `--replaces NEW=OLD`.
     pub fn parse_replaces(text: &str) -> Result<(String, String), String> {
         match text.split_once('=') {
-            Some((new, old)) if is_name(new) && is_name(old) && new != old => Ok((new.into(), old.into())),
+            Some((new, old)) if is_name(new) && is_name(old) && new != old => {
+                Ok((new.into(), old.into()))
+            }
             _ => Err("must be NEW=OLD with the names of two nodes".to_owned()),
         }
     }
@@ -95,7 +97,10 @@ impl Terms {
         for (new, old) in &self.replaces {
             if !named.contains(new.as_str()) {
                 let hint = store::near_hint(new, named.iter().copied(), "the plan");
-                fail!(InvalidConfig, "node {new} replaces {old} and is not in the plan{hint}");
+                fail!(
+                    InvalidConfig,
+                    "node {new} replaces {old} and is not in the plan{hint}"
+                );
             }
             if named.contains(old.as_str()) {
                 fail!(
@@ -149,7 +154,10 @@ impl Line {
     /// The prefix of the plan, if the node did not have it before.
     fn new_prefix(&self) -> Option<IpNet> {
         let prefix = self.after.as_ref()?.prefix;
-        self.before.as_ref().is_none_or(|before| before.prefix != prefix).then_some(prefix)
+        self.before
+            .as_ref()
+            .is_none_or(|before| before.prefix != prefix)
+            .then_some(prefix)
     }
 }
 
@@ -172,8 +180,18 @@ pub struct Outside {
 
 impl fmt::Display for Outside {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Outside { node_name, pool, address, holder, why, .. } = self;
-        write!(f, "pool {pool}: node {node_name}: {address} is in use, {holder}, and {why}")
+        let Outside {
+            node_name,
+            pool,
+            address,
+            holder,
+            why,
+            ..
+        } = self;
+        write!(
+            f,
+            "pool {pool}: node {node_name}: {address} is in use, {holder}, and {why}"
+        )
     }
 }
 
@@ -181,15 +199,29 @@ impl Outside {
     /// What programs get.
     pub fn json(&self) -> Value {
         let mut json = self.lease.clone();
-        let Outside { node_name, pool, holder, why, .. } = self;
+        let Outside {
+            node_name,
+            pool,
+            holder,
+            why,
+            ..
+        } = self;
         let text = self.to_string();
-        let more = [("node", node_name), ("pool", pool), ("holder", holder), ("why", why), ("text", &text)];
-        more.into_iter().for_each(|(key, value)| json[key] = value.as_str().into());
+        let more = [
+            ("node", node_name),
+            ("pool", pool),
+            ("holder", holder),
+            ("why", why),
+            ("text", &text),
+        ];
+        more.into_iter()
+            .for_each(|(key, value)| json[key] = value.as_str().into());
         json
     }
 }
 
-/// A node whose prefix in the plan belongs to another node, which keeps it, or to another pool of its own.
+/// A node whose prefix in the plan belongs to another node, which keeps it, or to another pool of
+/// its own.
 #[derive(Clone, Debug)]
 pub struct Taken {
     /// The node that the plan gives it to.
@@ -208,8 +240,19 @@ pub struct Taken {
 
 impl fmt::Display for Taken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Taken { node_name, owner, prefix, pool, count, is_pool } = self;
-        let more = if *count > 1 { format!(" and {} more", count - 1) } else { String::new() };
+        let Taken {
+            node_name,
+            owner,
+            prefix,
+            pool,
+            count,
+            is_pool,
+        } = self;
+        let more = if *count > 1 {
+            format!(" and {} more", count - 1)
+        } else {
+            String::new()
+        };
         write!(
             f,
             "node {node_name} would get {prefix}{more}, which the store has for node {owner} in pool {pool}, and "
@@ -232,7 +275,14 @@ impl fmt::Display for Taken {
 impl Taken {
     /// What programs get.
     pub fn json(&self) -> Value {
-        let Taken { node_name, owner, prefix, pool, count, .. } = self;
+        let Taken {
+            node_name,
+            owner,
+            prefix,
+            pool,
+            count,
+            ..
+        } = self;
         json!({"node": node_name, "owner": owner, "pool": pool, "prefix": prefix, "count": count,
             "text": self.to_string()})
     }
@@ -257,9 +307,13 @@ impl fmt::Display for Obstacle {
                 leases.len()
             ),
             Obstacle::Taken(taken) => {
-                let nodes: BTreeSet<&str> = taken.iter().map(|taken| taken.node_name.as_str()).collect();
+                let nodes: BTreeSet<&str> =
+                    taken.iter().map(|taken| taken.node_name.as_str()).collect();
                 let count = nodes.len();
-                write!(f, "nothing was written: {count} nodes would get prefixes of other nodes or pools")
+                write!(
+                    f,
+                    "nothing was written: {count} nodes would get prefixes of other nodes or pools"
+                )
             }
         }
     }
@@ -287,7 +341,8 @@ struct Owners(BTreeMap<(bool, u128), (IpNet, String, String)>);
 impl Owners {
     fn insert(&mut self, prefix: IpNet, node_name: &str, pool: &str) {
         let key = (prefix.addr().is_ipv4(), bits(prefix.network()));
-        self.0.insert(key, (prefix, node_name.to_owned(), pool.to_owned()));
+        self.0
+            .insert(key, (prefix, node_name.to_owned(), pool.to_owned()));
     }
 
     /// The node and the pool that have a part of `prefix`, or all of it.
@@ -304,7 +359,8 @@ impl Owners {
 struct Beside {
     /// The prefixes of nodes or pools that stay although the plan does not name them.
     staying: Owners,
-    /// The prefixes that nodes lose or exchange for others, here or where their own store is written.
+    /// The prefixes that nodes lose or exchange for others, here or where their own store is
+    /// written.
     leaving: Owners,
     /// The pools that stay, by node, rail and family.
     rails: BTreeMap<(String, u8, bool), String>,
@@ -316,7 +372,10 @@ struct Beside {
 
 /// Compares `pools` with the store, and changes nothing.
 pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Result<Import> {
-    let named: BTreeSet<&str> = pools.values().flat_map(|pool| pool.keys().map(String::as_str)).collect();
+    let named: BTreeSet<&str> = pools
+        .values()
+        .flat_map(|pool| pool.keys().map(String::as_str))
+        .collect();
     terms.check(&named)?;
     let is_named = |name: &str| named.contains(name);
     // A node that is not in the plan probably has another name there, and would lose everything.
@@ -333,8 +392,16 @@ pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Resu
     let mut import = Import::default();
     let store = Store::open(node)?;
     let wanted: BTreeSet<String> = match nodes.one() {
-        Some(name) => [Some(name), terms.replaces.get(name)].into_iter().flatten().cloned().collect(),
-        None => store.nodes()?.into_iter().chain(named.iter().map(|name| (*name).to_owned())).collect(),
+        Some(name) => [Some(name), terms.replaces.get(name)]
+            .into_iter()
+            .flatten()
+            .cloned()
+            .collect(),
+        None => store
+            .nodes()?
+            .into_iter()
+            .chain(named.iter().map(|name| (*name).to_owned()))
+            .collect(),
     };
     let mut beside = Beside::default();
     let mut progress = Progress::new("comparing nodes", wanted.len());
@@ -347,7 +414,8 @@ pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Resu
         }
         for (pool, before) in stored {
             let planned = pools.get(&pool);
-            // A file that cannot be read, unlike one that is damaged, may be whole, but its content is unknown.
+            // A file that cannot be read, unlike one that is damaged, may be whole, but its content
+            // is unknown.
             let is_damaged = before.is_err();
             let before = match before {
                 Err(error) if !store::is_damage(&error) => return Err(error),
@@ -356,7 +424,9 @@ pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Resu
                     None
                 }),
             };
-            let mut after = planned.and_then(|allocations| allocations.get(node_name)).cloned();
+            let mut after = planned
+                .and_then(|allocations| allocations.get(node_name))
+                .cloned();
             let stays = match planned {
                 Some(_) => !is_named(node_name) && !goes,
                 None => !(terms.prune && terms.scope == Scope::WholeStore),
@@ -366,7 +436,9 @@ pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Resu
                 (None, None) if is_damaged && !stays => (),
                 (None, None) => {
                     if nodes.one() == Some(node_name) {
-                        import.warnings.push(format!("pool {pool} has no prefix for node {node_name}"));
+                        import
+                            .warnings
+                            .push(format!("pool {pool} has no prefix for node {node_name}"));
                     }
                     continue;
                 }
@@ -396,9 +468,14 @@ pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Resu
     if let (Some(name), true) = (nodes.one(), import.lines.is_empty()) {
         let hint = store::near_hint(name, named.iter().copied(), "the plan");
         if beside.nodes.is_empty() && beside.pools.is_empty() {
-            fail!(InvalidConfig, "none of these pools has a prefix for node {name}{hint}");
+            fail!(
+                InvalidConfig,
+                "none of these pools has a prefix for node {name}{hint}"
+            );
         }
-        import.warnings.push(format!("node {name} is not in the plan{hint}"));
+        import
+            .warnings
+            .push(format!("node {name} is not in the plan{hint}"));
     }
     beside.tell(terms, &mut import.warnings);
     if nodes.one().is_some() && import.lines.iter().any(|line| line.new_prefix().is_some()) {
@@ -413,17 +490,24 @@ pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Resu
     Ok(import)
 }
 
-/// The cables of a node stay where they are when its addresses change, and so does what its leaves are configured for. A
-/// prefix that another pool of the node had is on a cable of the node already.
+/// The cables of a node stay where they are when its addresses change, and so does what its leaves
+/// are configured for. A prefix that another pool of the node had is on a cable of the node
+/// already.
 fn renumbered(lines: &[Line]) -> Option<String> {
     let key = |allocation: &Allocation| (allocation.prefix, allocation.gateway);
-    let had = lines.iter().filter_map(|line| Some((line.node_name.as_str(), key(line.before.as_ref()?))));
+    let had = lines
+        .iter()
+        .filter_map(|line| Some((line.node_name.as_str(), key(line.before.as_ref()?))));
     let had: BTreeSet<_> = had.collect();
     let is_other = |line: &&Line| match (&line.before, &line.after) {
         (Some(_), Some(after)) => !had.contains(&(line.node_name.as_str(), key(after))),
         _ => false,
     };
-    let nodes: BTreeSet<&str> = lines.iter().filter(is_other).map(|line| line.node_name.as_str()).collect();
+    let nodes: BTreeSet<&str> = lines
+        .iter()
+        .filter(is_other)
+        .map(|line| line.node_name.as_str())
+        .collect();
     let first = nodes.first()?;
     let who = match nodes.len() {
         1 => format!("node {first} gets"),
@@ -438,7 +522,10 @@ impl Beside {
     fn stays(&mut self, before: &Allocation, node_name: &str, pool: &str, is_planned_pool: bool) {
         self.staying.insert(before.prefix, node_name, pool);
         if let Some(rail) = before.rail {
-            self.rails.insert((node_name.to_owned(), rail, before.is_ipv4()), pool.to_owned());
+            self.rails.insert(
+                (node_name.to_owned(), rail, before.is_ipv4()),
+                pool.to_owned(),
+            );
         }
         let (of, name) = match is_planned_pool {
             true => (&mut self.nodes, node_name),
@@ -447,19 +534,33 @@ impl Beside {
         *of.entry(name.to_owned()).or_default() += 1;
     }
 
-    /// Says that rails of the plan are also those of other pools of a node, which were planned by themselves.
+    /// Says that rails of the plan are also those of other pools of a node, which were planned by
+    /// themselves.
     fn same_rail(&self, lines: &[Line]) -> Option<String> {
         let same = |line: &Line| {
-            let Line { node_name, pool, after, .. } = line;
+            let Line {
+                node_name,
+                pool,
+                after,
+                ..
+            } = line;
             let after = after.as_ref()?;
             let rail = after.rail?;
-            let other = self.rails.get(&(node_name.clone(), rail, after.is_ipv4()))?;
-            Some(format!("rail {rail} of node {node_name} is in {other} and in {pool}"))
+            let other = self
+                .rails
+                .get(&(node_name.clone(), rail, after.is_ipv4()))?;
+            Some(format!(
+                "rail {rail} of node {node_name} is in {other} and in {pool}"
+            ))
         };
         let mut all = lines.iter().filter_map(same);
         let first = all.next()?;
         let more = all.count();
-        let more = if more > 0 { format!(", and {more} more are in two pools") } else { String::new() };
+        let more = if more > 0 {
+            format!(", and {more} more are in two pools")
+        } else {
+            String::new()
+        };
         Some(format!(
             "{first}{more}: a network without `pool` would get both, and jobs cannot tell them apart: plan both fabrics together, or remove the other pools with --prune"
         ))
@@ -499,7 +600,9 @@ fn look_at_others(
             match pools.get(&pool).and_then(|pool| pool.get(other)) {
                 Some(planned) if planned.prefix == found.prefix => (),
                 Some(_) => beside.leaving.insert(found.prefix, other, &pool),
-                None if terms.is_replaced(other) => beside.leaving.insert(found.prefix, other, &pool),
+                None if terms.is_replaced(other) => {
+                    beside.leaving.insert(found.prefix, other, &pool)
+                }
                 None => beside.staying.insert(found.prefix, other, &pool),
             }
         }
@@ -511,14 +614,24 @@ fn look_at_others(
 fn places(import: &mut Import, beside: &Beside, named: &BTreeSet<&str>) {
     let mut taken: BTreeMap<(String, String), Taken> = BTreeMap::new();
     for line in &mut import.lines {
-        let Some(prefix) = line.new_prefix() else { continue };
+        let Some(prefix) = line.new_prefix() else {
+            continue;
+        };
         let owned = |(owner, pool): (&str, &str)| (owner.to_owned(), pool.to_owned());
-        // Also of the same node: a pool that stays under an old name would give the address once more.
+        // Also of the same node: a pool that stays under an old name would give the address once
+        // more.
         if let Some((owner, pool)) = beside.staying.of(prefix).map(owned) {
             let key = (line.node_name.clone(), owner.clone());
             let is_pool = named.contains(owner.as_str());
             let node_name = line.node_name.clone();
-            let first = Taken { node_name, owner, prefix, pool, count: 0, is_pool };
+            let first = Taken {
+                node_name,
+                owner,
+                prefix,
+                pool,
+                count: 0,
+                is_pool,
+            };
             taken.entry(key).or_insert(first).count += 1;
         } else if let Some((owner, _)) = beside.leaving.of(prefix).map(owned) {
             line.takes_place_of = Some(owner).filter(|owner| *owner != line.node_name);
@@ -527,10 +640,13 @@ fn places(import: &mut Import, beside: &Beside, named: &BTreeSet<&str>) {
     import.taken = taken.into_values().collect();
 }
 
-/// Finds pods that keep addresses, gateways or routes which the plan changes, and warnings about others.
+/// Finds pods that keep addresses, gateways or routes which the plan changes, and warnings about
+/// others.
 fn hurt(node: &Node, lines: &[Line]) -> Result<(Vec<Outside>, Vec<String>)> {
     let (mut outside, mut warnings) = (Vec::new(), Vec::new());
-    lease::for_each_folder(node, |folder| hurt_in(folder, lines, node, &mut outside, &mut warnings))?;
+    lease::for_each_folder(node, |folder| {
+        hurt_in(folder, lines, node, &mut outside, &mut warnings)
+    })?;
     Ok((outside, warnings))
 }
 
@@ -542,12 +658,20 @@ fn hurt_in(
     warnings: &mut Vec<String>,
 ) -> Result<()> {
     let name = (folder.node_name.as_str(), folder.pool.as_str());
-    let own = lines.binary_search_by(|line| (line.node_name.as_str(), line.pool.as_str()).cmp(&name));
-    let own = own.ok().and_then(|at| lines.get(at)).filter(|line| line.is_change());
+    let own =
+        lines.binary_search_by(|line| (line.node_name.as_str(), line.pool.as_str()).cmp(&name));
+    let own = own
+        .ok()
+        .and_then(|at| lines.get(at))
+        .filter(|line| line.is_change());
     let taking = |address: IpAddr| {
         lines.iter().find_map(|line| {
-            let prefix = line.new_prefix().filter(|prefix| prefix.contains(&address))?;
-            let Line { node_name, pool, .. } = line;
+            let prefix = line
+                .new_prefix()
+                .filter(|prefix| prefix.contains(&address))?;
+            let Line {
+                node_name, pool, ..
+            } = line;
             ((node_name, pool) != (&folder.node_name, &folder.pool))
                 .then(|| format!("the plan gives {prefix} to node {node_name} in pool {pool}"))
         })
@@ -557,7 +681,9 @@ fn hurt_in(
         return Ok(());
     }
     for entry in folder.entries()? {
-        let Some((lease, state)) = look(folder, &entry, node)? else { continue };
+        let Some((lease, state)) = look(folder, &entry, node)? else {
+            continue;
+        };
         let json = lease_json(&entry, &lease, &state);
         let holder = match lease {
             Ok(_) if matches!(state, State::Dead) => continue,
@@ -566,10 +692,14 @@ fn hurt_in(
         };
         let address = entry.address;
         let judged = match own {
-            Some(Line { after: None, .. }) => Err("the plan has no prefix for this node".to_owned()),
-            Some(Line { after: Some(after), .. }) => {
-                after.check_host(address).map_err(|why| format!("in the plan it {why}"))
+            Some(Line { after: None, .. }) => {
+                Err("the plan has no prefix for this node".to_owned())
             }
+            Some(Line {
+                after: Some(after), ..
+            }) => after
+                .check_host(address)
+                .map_err(|why| format!("in the plan it {why}")),
             None => Ok(()),
         };
         let keeps = own.and_then(|line| line.before.as_ref().zip(line.after.as_ref()));
@@ -595,11 +725,15 @@ fn hurt_in(
 
 /// What a pod gets with its address.
 fn told(allocation: &Allocation) -> (u8, Option<IpAddr>, &[To]) {
-    (allocation.prefix.prefix_len(), allocation.gateway, &allocation.routes)
+    (
+        allocation.prefix.prefix_len(),
+        allocation.gateway,
+        &allocation.routes,
+    )
 }
 
-/// The right to write the store, where it is going to be written. A store that is not there yet is made only for a plan
-/// that neither `compare` nor a running pod refuses.
+/// The right to write the store, where it is going to be written. A store that is not there yet is
+/// made only for a plan that neither `compare` nor a running pod refuses.
 pub fn writer(
     node: &Node,
     is_wanted: bool,
@@ -624,15 +758,20 @@ fn refuse_outside(outside: &[Outside], force: Force) -> Result<()> {
     Ok(())
 }
 
-/// Writes what [`changes`] found since `writer` was made. Fails if a prefix belongs to another node, and without force if a
-/// running pod would lose its address.
+/// Writes what [`changes`] found since `writer` was made. Fails if a prefix belongs to another
+/// node, and without force if a running pod would lose its address.
 pub fn write(node: &Node, writer: Writer, import: &Import, force: Force) -> Result<()> {
     if !import.taken.is_empty() {
         return Err(Obstacle::Taken(import.taken.clone()).into());
     }
     let refuse_hurt = || -> Result<()> {
         let (outside, _) = hurt(node, &import.lines)?;
-        let is_told = |one: &Outside| import.outside.iter().any(|told| told.address == one.address);
+        let is_told = |one: &Outside| {
+            import
+                .outside
+                .iter()
+                .any(|told| told.address == one.address)
+        };
         refuse_outside(&outside, force).inspect_err(|_| {
             for late in outside.iter().filter(|one| !is_told(one)) {
                 output::say(&late.to_string());
@@ -644,23 +783,48 @@ pub fn write(node: &Node, writer: Writer, import: &Import, force: Force) -> Resu
         .lines
         .iter()
         .filter(|line| line.is_change())
-        .map(|Line { node_name, pool, after, .. }| Change { node_name, pool, allocation: after.as_ref() })
+        .map(
+            |Line {
+                 node_name,
+                 pool,
+                 after,
+                 ..
+             }| Change {
+                node_name,
+                pool,
+                allocation: after.as_ref(),
+            },
+        )
         .collect();
-    let mut named: Vec<&str> =
-        import.lines.iter().filter(|line| line.after.is_some()).map(|line| line.node_name.as_str()).collect();
+    let mut named: Vec<&str> = import
+        .lines
+        .iter()
+        .filter(|line| line.after.is_some())
+        .map(|line| line.node_name.as_str())
+        .collect();
     named.dedup();
     crate::store::apply(writer, &changes, &named, || {
-        // A pod that takes an address from now on takes it from the new plan. With --force, no pod is waited for.
-        let held = if force == Force::No { hold(node, &import.lines)? } else { None };
+        // A pod that takes an address from now on takes it from the new plan. With --force, no pod
+        // is waited for.
+        let held = if force == Force::No {
+            hold(node, &import.lines)?
+        } else {
+            None
+        };
         refuse_hurt()?;
         Ok(held)
     })
 }
 
-/// Locks the leases of this node in the pools that change. Without a run directory that can be written there are none.
+/// Locks the leases of this node in the pools that change. Without a run directory that can be
+/// written there are none.
 fn hold(node: &Node, lines: &[Line]) -> Result<Option<Held>> {
-    let Ok(own) = node_name(node) else { return Ok(None) };
-    let changed = lines.iter().filter(|line| line.is_change() && line.node_name == own);
+    let Ok(own) = node_name(node) else {
+        return Ok(None);
+    };
+    let changed = lines
+        .iter()
+        .filter(|line| line.is_change() && line.node_name == own);
     let pools: Vec<&str> = changed.map(|line| line.pool.as_str()).collect();
     if pools.is_empty() {
         return Ok(None);

@@ -30,7 +30,8 @@ use rail_cni::pool::store;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Largest number of threads; each checks one attachment.
 const AT_ONCE: usize = 64;
-/// Where runtimes and Multus store the results of the plugins that they called (libcni.CNIConfig, `cacheDir`).
+/// Where runtimes and Multus store the results of the plugins that they called (libcni.CNIConfig,
+/// `cacheDir`).
 const RESULTS: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/multus/results"];
 
 /// An attachment and what differs from what ADD made.
@@ -41,19 +42,26 @@ struct Checked<'a> {
     differences: Vec<String>,
 }
 
-/// Checks all attachments and prints the differences, without changing anything in a pod. The exit status is 1
-/// when something differs.
+/// Checks all attachments and prints the differences, without changing anything in a pod. The exit
+/// status is 1 when something differs.
 pub fn check(node: &Node, output: Output) -> Result<ExitCode> {
     node.check_place(None)?;
     let inventory = Inventory::take(node)?;
     let mut checked = Vec::new();
     for some in inventory.attachments.chunks(AT_ONCE) {
         thread::scope(|scope| {
-            let threads: Vec<_> = some.iter().map(|one| scope.spawn(|| look(one, node))).collect();
+            let threads: Vec<_> = some
+                .iter()
+                .map(|one| scope.spawn(|| look(one, node)))
+                .collect();
             for (one, thread) in some.iter().zip(threads) {
                 let looked = thread.join().unwrap_or_else(|_| {
                     let differences = vec!["its check panicked: please report it".to_owned()];
-                    Some(Checked { record: &one.record, gateways: Vec::new(), differences })
+                    Some(Checked {
+                        record: &one.record,
+                        gateways: Vec::new(),
+                        differences,
+                    })
                 });
                 checked.extend(looked);
             }
@@ -65,13 +73,21 @@ pub fn check(node: &Node, output: Output) -> Result<ExitCode> {
         Output::Json => output::pretty(&json(&node.name()?, &checked, &inventory)),
         Output::Table => text(&checked, &inventory),
     })?;
-    Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if is_well {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Checks one attachment; `None` when an ADD or DEL of it is running or has just ended.
 fn look<'a>(one: &'a Attached, node: &Node) -> Option<Checked<'a>> {
     let record = &one.record;
-    let mut checked = Checked { record, gateways: Vec::new(), differences: Vec::new() };
+    let mut checked = Checked {
+        record,
+        gateways: Vec::new(),
+        differences: Vec::new(),
+    };
     if one.is_busy {
         return None;
     }
@@ -105,27 +121,42 @@ fn look<'a>(one: &'a Attached, node: &Node) -> Option<Checked<'a>> {
     checked.differences.extend(told);
     let has_ended = || -> Result<bool> {
         let records = Records::open_existing(node)?;
-        Ok(records.is_none_or(|records| !matches!(records.on_file(&record.owner.key()), Ok(Some(_)))))
+        Ok(records
+            .is_none_or(|records| !matches!(records.on_file(&record.owner.key()), Ok(Some(_)))))
     };
     let is_over = !checked.differences.is_empty() && one.is_live() && has_ended().unwrap_or(false);
     (!is_over).then_some(checked)
 }
 
-/// The gateways of an attachment whose network has no probe: those of its routes and its allocations.
+/// The gateways of an attachment whose network has no probe: those of its routes and its
+/// allocations.
 fn gateways_of(rail: &Rail, node: &Node) -> Gateways {
-    let has = |prefix: ipnet::IpNet| rail.addresses.iter().any(|net| prefix.contains(&net.addr()));
-    let planned = store::allocations(node).into_iter().filter(|(_, allocation)| has(allocation.prefix));
+    let has = |prefix: ipnet::IpNet| {
+        rail.addresses
+            .iter()
+            .any(|net| prefix.contains(&net.addr()))
+    };
+    let planned = store::allocations(node)
+        .into_iter()
+        .filter(|(_, allocation)| has(allocation.prefix));
     let of_routes = rail.routes.iter().filter_map(|route| route.gateway);
     let of_plan = planned.filter_map(|(_, allocation)| allocation.gateway);
-    Gateways { gateways: gateway::sorted(of_routes.chain(of_plan)), timeout: PATIENCE }
+    Gateways {
+        gateways: gateway::sorted(of_routes.chain(of_plan)),
+        timeout: PATIENCE,
+    }
 }
 
 fn of_living(record: &Record, node: &Node, gateways: &Gateways) -> Result<Vec<String>> {
     let netns = Netns::open(&record.owner.netns.path)?;
     // Another pod may have come to that path since the inventory was taken.
     let records = Records::open_existing(node)?;
-    let Some(records) = records.filter(|_| record.owner.life().is_ok_and(|life| life == Life::Alive)) else {
-        return Ok(vec!["its pod has just ended: run `railctl status`".to_owned()]);
+    let Some(records) =
+        records.filter(|_| record.owner.life().is_ok_and(|life| life == Life::Alive))
+    else {
+        return Ok(vec![
+            "its pod has just ended: run `railctl status`".to_owned(),
+        ]);
     };
     let previous = previous(record).unwrap_or_default();
     let mut found = of_device(record, netns, &previous, Some(gateways), &records, node)?;
@@ -133,12 +164,14 @@ fn of_living(record: &Record, node: &Node, gateways: &Gateways) -> Result<Vec<St
     Ok(found)
 }
 
-/// The last result that the runtime stored: later plugins of the chain, and Multus, may have changed MAC and
-/// default route, and then the result says so.
+/// The last result that the runtime stored: later plugins of the chain, and Multus, may have
+/// changed MAC and default route, and then the result says so.
 fn previous(record: &Record) -> Option<AddResult> {
     let owner = &record.owner;
     let name = format!("{}-{}-{}", owner.network, owner.container_id, owner.ifname);
-    let cached = RESULTS.iter().find_map(|directory| files::read(&Path::new(directory).join(&name)).ok())?;
+    let cached = RESULTS
+        .iter()
+        .find_map(|directory| files::read(&Path::new(directory).join(&name)).ok())?;
     let cached: Value = serde_json::from_slice(&cached).ok()?;
     AddResult::parse(cached.get("result")?, Version::V110).ok()
 }
@@ -149,7 +182,11 @@ fn of_lease(record: &Record, node: &Node) -> Result<Vec<String>> {
     if !record.is_by_rail_ipam() {
         return Ok(found);
     }
-    let (plan, ours, mut held) = (store::allocations(node), record.facts().addresses, Vec::new());
+    let (plan, ours, mut held) = (
+        store::allocations(node),
+        record.facts().addresses,
+        Vec::new(),
+    );
     lease::for_each_folder(node, |folder| {
         let lease = folder.held_by(&record.owner.network, &record.owner.attachment())?;
         held.extend(lease.map(|lease| (folder.pool.clone(), lease.address)));
@@ -157,13 +194,17 @@ fn of_lease(record: &Record, node: &Node) -> Result<Vec<String>> {
     })?;
     if held.is_empty() {
         found.push(
-            "its address has no lease: another pod may get the same address; restart this pod".to_owned(),
+            "its address has no lease: another pod may get the same address; restart this pod"
+                .to_owned(),
         );
     }
     for (pool, address) in held {
-        let is_ours = record.owner.device.link.is_none() || ours.iter().any(|net| net.addr() == address);
+        let is_ours =
+            record.owner.device.link.is_none() || ours.iter().any(|net| net.addr() == address);
         if !is_ours {
-            found.push(format!("its lease in pool {pool} is for {address}, which the ADD did not set"));
+            found.push(format!(
+                "its lease in pool {pool} is for {address}, which the ADD did not set"
+            ));
         }
         let allocation = plan.iter().find(|(name, _)| *name == pool);
         if let Some(Err(why)) = allocation.map(|(_, allocation)| allocation.check_host(address)) {
@@ -179,7 +220,11 @@ fn text(checked: &[Checked<'_>], inventory: &Inventory) -> String {
     let mut text = String::new();
     let rows: Vec<_> = checked
         .iter()
-        .flat_map(|one| one.differences.iter().map(move |what| row(one.record, what)))
+        .flat_map(|one| {
+            one.differences
+                .iter()
+                .map(move |what| row(one.record, what))
+        })
         .collect();
     if !rows.is_empty() {
         let headers = ["POD", "INTERFACE", "RAIL", "DEVICE", "DIFFERENCE"];
@@ -195,7 +240,10 @@ fn text(checked: &[Checked<'_>], inventory: &Inventory) -> String {
         );
         text += &(output::printable(&line) + "\n");
     }
-    let differ = checked.iter().filter(|one| !one.differences.is_empty()).count();
+    let differ = checked
+        .iter()
+        .filter(|one| !one.differences.is_empty())
+        .count();
     let gateways: usize = checked.iter().map(|one| one.gateways.len()).sum();
     text + &format!(
         "{}, {} probed, {differ} with differences\n",
@@ -206,9 +254,17 @@ fn text(checked: &[Checked<'_>], inventory: &Inventory) -> String {
 
 fn row(record: &Record, what: &str) -> Vec<String> {
     vec![
-        record.owner.pod.clone().unwrap_or_else(|| format!("container:{}", record.owner.container_id)),
+        record
+            .owner
+            .pod
+            .clone()
+            .unwrap_or_else(|| format!("container:{}", record.owner.container_id)),
         record.owner.ifname.clone(),
-        record.owner.rail.map(|rail| rail.to_string()).unwrap_or_default(),
+        record
+            .owner
+            .rail
+            .map(|rail| rail.to_string())
+            .unwrap_or_default(),
         record.owner.device.id.clone(),
         what.to_owned(),
     ]

@@ -53,7 +53,13 @@ struct Cli {
     #[command(subcommand)]
     command: Command,
     /// Output format
-    #[arg(long, global = true, value_enum, default_value = "table", value_name = "FORM")]
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value = "table",
+        value_name = "FORM"
+    )]
     output: Output,
 }
 
@@ -101,7 +107,8 @@ the store has this node's prefixes, as `doctor` checks them. Each change in what
 Exit status: 0 ready, 1 timed out, 2 usage error."
     )]
     Wait(WaitArgs),
-    /// Find faults in networks (NetworkAttachmentDefinitions, .conf, .conflist) before a pod uses them
+    /// Find faults in networks (NetworkAttachmentDefinitions, .conf, .conflist) before a pod uses
+    /// them
     #[command(
         after_help = "Needs neither node.json nor root. error: ADD would refuse it, or it is certainly a \
             mistake. \
@@ -111,8 +118,8 @@ network, message, null if unknown; silenced[]: the same with reason.
 Exit status: 0 no error, 1 an error, 2 usage error."
     )]
     Lint(LintArgs),
-    /// Clean up after lost DELs: restore the devices of dead pods on the host, release their addresses, and retry
-    /// pending steps
+    /// Clean up after lost DELs: restore the devices of dead pods on the host, release their
+    /// addresses, and retry pending steps
     #[command(
         after_help = "WHICH is a container ID, a pod as NAMESPACE/NAME, a device as status shows it, or the file of \
 a record that cannot be read. Without WHICH, all attachments are reaped. Any WHICH that matches nothing is reported on stderr.
@@ -143,8 +150,8 @@ JSON: gpus[]; isCertain; nics[]: rail, nic, netdev, isCandidate, gpus[] (gpu, ne
 Exit status: 0 every row is certain, 1 one is not, or the command failed, 2 usage error."
     )]
     Discover(DiscoverArgs),
-    /// Test the rails of this node before a job: attach a free VF of each, ping gateway and peers with packets of
-    /// the PF's MTU, and return everything
+    /// Test the rails of this node before a job: attach a free VF of each, ping gateway and peers
+    /// with packets of the PF's MTU, and return everything
     #[command(
         after_help = "STATE is fine, wrong (the lines below the table say what to do), in-use (not tested, \
             because pods have all its VFs or addresses), or no-pool (not tested, because node.json leaves its \
@@ -178,11 +185,13 @@ Exit status: 0 everything is as wanted, 1 something is not, or the command faile
     )]
     Vfs(VfsArgs),
     /// Write CIDRPool manifests to the store of this node
-    #[command(after_help = "Each file is a CIDRPool, several as YAML documents, a list, or what \
+    #[command(
+        after_help = "Each file is a CIDRPool, several as YAML documents, a list, or what \
 `kubectl get cidrpools -A -o yaml` prints; - is standard input. The import uses static allocations, and those that \
 nv-ipam's controller chose, in status.allocations. All files are checked first: if anything is wrong, nothing is \
 written. A node that no manifest names keeps its allocations unless --prune is given; a node that replaces it needs \
---replaces. If a running pod would lose its address, the pod is named and nothing is written without --force.")]
+--replaces. If a running pod would lose its address, the pod is named and nothing is written without --force."
+    )]
     Import(ImportArgs),
     /// Check, print, compare or write the plan of a fabric
     #[command(after_help = PLAN_HELP)]
@@ -216,7 +225,8 @@ in use. A resource claim's lease is kept while its device is in a pod. --force r
 exit status is 1 if a lease was kept.
 JSON: released[] and refused[], with the keys of leases.")]
     Release(ReleaseArgs),
-    /// In a pod, print which interface and RDMA device is which rail, also for NCCL, NVSHMEM, UCX and gloo
+    /// In a pod, print which interface and RDMA device is which rail, also for NCCL, NVSHMEM, UCX
+    /// and gloo
     #[command(after_help = "Examples:
   railctl env
   railctl env --format nccl.conf --out /etc/nccl.conf
@@ -264,11 +274,12 @@ struct WaitArgs {
 
 #[derive(Debug, Args)]
 struct LintArgs {
-    /// Print the networks rewritten for rail-cni, also those that operators make, for kubectl apply; findings go to
-    /// stderr
+    /// Print the networks rewritten for rail-cni, also those that operators make, for kubectl
+    /// apply; findings go to stderr
     #[arg(long)]
     fix: bool,
-    /// Files or directories with YAML or JSON for kubectl, or with CNI configurations; - reads stdin
+    /// Files or directories with YAML or JSON for kubectl, or with CNI configurations; - reads
+    /// stdin
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
 }
@@ -278,7 +289,8 @@ pub fn command() -> clap::Command {
     Cli::command()
 }
 
-/// Runs the command in the arguments. A network may name railctl as its `type`: it does nothing for a runtime.
+/// Runs the command in the arguments. A network may name railctl as its `type`: it does nothing for
+/// a runtime.
 pub fn run() -> ExitCode {
     if std::env::var_os("CNI_COMMAND").is_some_and(|verb| !verb.is_empty()) {
         return refuse_to_be_a_plugin();
@@ -296,7 +308,11 @@ pub fn run() -> ExitCode {
             output::watch();
             doctor(args.mtu, args.rdma, output)
         }
-        Command::Wait(WaitArgs { timeout, pfs, needs: DoctorArgs { mtu, rdma } }) => {
+        Command::Wait(WaitArgs {
+            timeout,
+            pfs,
+            needs: DoctorArgs { mtu, rdma },
+        }) => {
             output::watch();
             wait(timeout, Needs { mtu, rdma, pfs }, output)
         }
@@ -308,17 +324,19 @@ pub fn run() -> ExitCode {
         Command::Vfs(args) => start("vfs").and_then(|node| vfs(&node, &args, output)),
         Command::Lint(args) => lint(&args.files, args.fix, output),
         Command::Reap(args) => start("reap").and_then(|node| reap(&node, &args, output)),
-        Command::Import(args) => {
-            refused::told(start("import").and_then(|node| import(&node, &args, output)), output)
-        }
+        Command::Import(args) => refused::told(
+            start("import").and_then(|node| import(&node, &args, output)),
+            output,
+        ),
         Command::Plan(args) => {
             rail_cni::log::describe_command(PROGRAM, "plan");
             refused::told(plan(&args, output), output)
         }
         Command::Leases(args) => start("leases").and_then(|node| leases(&node, &args, output)),
-        Command::Lease(args) => {
-            refused::told(start("lease").and_then(|node| lease(&node, &args, output)), output)
-        }
+        Command::Lease(args) => refused::told(
+            start("lease").and_then(|node| lease(&node, &args, output)),
+            output,
+        ),
         Command::Release(args) => start("release").and_then(|node| release(&node, &args, output)),
         Command::Env(args) => look().and_then(|node| env(&node, &args, output)),
     };
@@ -326,13 +344,17 @@ pub fn run() -> ExitCode {
 }
 
 fn refuse_to_be_a_plugin() -> ExitCode {
-    let error = failure!(InvalidConfig, "type: {PROGRAM} is a command-line tool, not a plugin");
+    let error = failure!(
+        InvalidConfig,
+        "type: {PROGRAM} is a command-line tool, not a plugin"
+    );
     let answer = cni::answer(Version::V110.as_str(), &error, false);
     let _ = serde_json::to_value(answer).map(|json| output::print(&output::pretty(&json)));
     ExitCode::FAILURE
 }
 
-/// Reads node.json for a command that changes nothing, and limits its time to that of a runtime's call.
+/// Reads node.json for a command that changes nothing, and limits its time to that of a runtime's
+/// call.
 fn look() -> Result<Node> {
     output::watch();
     let node = Node::load()?;
@@ -347,7 +369,8 @@ mod tests {
     #[test]
     fn the_arguments_are_in_order() {
         Cli::command().debug_assert();
-        let parse = |args: &str| Cli::try_parse_from([PROGRAM].into_iter().chain(args.split_whitespace()));
+        let parse =
+            |args: &str| Cli::try_parse_from([PROGRAM].into_iter().chain(args.split_whitespace()));
         for good in [
             "status --html",
             "status --output json",

@@ -68,7 +68,13 @@ pub fn devices(node: &Node, output: Output) -> Result<ExitCode> {
                 judged => state(&judged, (kind, function), &inventory, node),
             };
             let link = pf_link(rail, &inventory);
-            found.push(Device { rail: number, of: rail, function, link, state });
+            found.push(Device {
+                rail: number,
+                of: rail,
+                function,
+                link,
+                state,
+            });
         }
     }
     let is_good = found.iter().all(|one| one.state.problem().is_none());
@@ -80,10 +86,19 @@ pub fn devices(node: &Node, output: Output) -> Result<ExitCode> {
         })),
         Output::Table => table(&found, &excluded),
     })?;
-    Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if is_good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
-fn state(offer: &Offer, (kind, function): (&str, &Function), inventory: &Inventory, node: &Node) -> State {
+fn state(
+    offer: &Offer,
+    (kind, function): (&str, &Function),
+    inventory: &Inventory,
+    node: &Node,
+) -> State {
     let refused = |why: &str| State::Refused(format!("{kind} {} {why}", function.id));
     match offer {
         // The PF that a pod would get is about to have VFs.
@@ -92,17 +107,24 @@ fn state(offer: &Offer, (kind, function): (&str, &Function), inventory: &Invento
         }
         Offer::Usable => State::Free,
         Offer::Held if inventory.holder(function).is_some() => State::Held,
-        Offer::Held if inventory.claimed.contains(&function.id) => refused("is held by a resource claim"),
-        Offer::Held => refused("is in a network namespace without a record: run `railctl reap --rebuild`"),
-        Offer::Unbound => refused("has no driver"),
-        Offer::Refused(fault) => {
-            State::Refused(fault.as_ref().map_or_else(String::new, |fault| fault.text.clone()))
+        Offer::Held if inventory.claimed.contains(&function.id) => {
+            refused("is held by a resource claim")
         }
+        Offer::Held => {
+            refused("is in a network namespace without a record: run `railctl reap --rebuild`")
+        }
+        Offer::Unbound => refused("has no driver"),
+        Offer::Refused(fault) => State::Refused(
+            fault
+                .as_ref()
+                .map_or_else(String::new, |fault| fault.text.clone()),
+        ),
     }
 }
 
 impl Device<'_> {
-    /// The help of the verb lists these keys: new keys may be added, but none may change its meaning.
+    /// The help of the verb lists these keys: new keys may be added, but none may change its
+    /// meaning.
     fn json(&self) -> Result<Value> {
         let mut files = self.function.char_devices()?;
         // A container with a file that is not there does not start.
@@ -117,13 +139,26 @@ impl Device<'_> {
 
 fn table(found: &[Device<'_>], excluded: &[(&str, String)]) -> String {
     let rows = found.iter().map(|one| {
-        let numa = one.function.numa_node().map(|node| node.to_string()).unwrap_or_default();
+        let numa = one
+            .function
+            .numa_node()
+            .map(|node| node.to_string())
+            .unwrap_or_default();
         let (rail, pf) = (one.rail.to_string(), one.of.pf().to_owned());
-        vec![rail, one.function.id.clone(), pf, numa, one.link.to_owned(), one.state.word().to_owned()]
+        vec![
+            rail,
+            one.function.id.clone(),
+            pf,
+            numa,
+            one.link.to_owned(),
+            one.state.word().to_owned(),
+        ]
     });
     let mut text = output::table(&["RAIL", "DEVICE", "PF", "NUMA", "LINK", "STATE"], rows);
     let problems = found.iter().filter_map(|one| one.state.problem());
-    let lines: Vec<&str> = problems.chain(excluded.iter().map(|(_, why)| why.as_str())).collect();
+    let lines: Vec<&str> = problems
+        .chain(excluded.iter().map(|(_, why)| why.as_str()))
+        .collect();
     if !lines.is_empty() {
         text += "\n";
     }

@@ -45,13 +45,22 @@ pub fn import(node: &Node, args: &ImportArgs, output: Output) -> Result<ExitCode
     let nodes = match &args.node {
         _ if args.all_nodes => Nodes::All,
         Some(name) if is_name(name) => Nodes::One(name.clone()),
-        Some(name) => fail!(InvalidConfig, "--node: {name:?} is not a valid name of a node"),
+        Some(name) => fail!(
+            InvalidConfig,
+            "--node: {name:?} is not a valid name of a node"
+        ),
         None => Nodes::Own(node_name(node)?),
     };
     let replaces = args.replaces.iter().cloned().collect();
-    let terms = Terms { prune: args.prune, scope: Scope::OwnPools, replaces };
+    let terms = Terms {
+        prune: args.prune,
+        scope: Scope::OwnPools,
+        replaces,
+    };
     let (pools, plan) = read(&args.files)?;
-    plan.warnings.iter().for_each(|warning| output::say(warning));
+    plan.warnings
+        .iter()
+        .for_each(|warning| output::say(warning));
     let run = if args.dry_run { Run::Dry } else { Run::Write };
     let compare = || change::changes(node, &pools, &nodes, &terms);
     let force = Force::of(args.force);

@@ -1,5 +1,5 @@
-//! What this node has: its rails with PFs and VFs, and the pods that have them. Taking the inventory changes
-//! nothing.
+//! What this node has: its rails with PFs and VFs, and the pods that have them. Taking the
+//! inventory changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -89,12 +89,13 @@ pub struct Attached {
     pub state: State,
     /// Whether an ADD or DEL of it is running: then what looks stale may not be.
     pub is_busy: bool,
-    /// The interface's addresses without link-local ones; where a program in user space has the device, the
-    /// leased ones.
+    /// The interface's addresses without link-local ones; where a program in user space has the
+    /// device, the leased ones.
     pub addresses: Vec<String>,
     /// Names of the RDMA devices in the pod.
     pub rdma: Vec<String>,
-    /// Whether the device is on the host while it is not known if the pod is alive: the next ADD takes it.
+    /// Whether the device is on the host while it is not known if the pod is alive: the next ADD
+    /// takes it.
     pub is_home: bool,
 }
 
@@ -123,7 +124,8 @@ impl Attached {
         !self.is_busy && self.state == State::Missing
     }
 
-    /// Whether only the record is left, and the device is there: the next ADD, or `reap`, restores it.
+    /// Whether only the record is left, and the device is there: the next ADD, or `reap`, restores
+    /// it.
     pub fn is_left_over(&self) -> bool {
         !self.is_busy && self.state.is_left_over() && self.state != State::Missing
     }
@@ -196,12 +198,17 @@ pub fn link_state(link: &Link) -> &'static str {
 impl Rail {
     /// The PCI address of the PF, or its name in node.json.
     pub fn pf(&self) -> &str {
-        self.function.as_ref().map_or(&self.named, |function| &function.id)
+        self.function
+            .as_ref()
+            .map_or(&self.named, |function| &function.id)
     }
 
     /// `rail 3`, or the PF where the rail is not known.
     pub fn title(&self) -> String {
-        self.rail.map_or_else(|| format!("PF {}", self.pf()), |rail| format!("rail {rail}"))
+        self.rail.map_or_else(
+            || format!("PF {}", self.pf()),
+            |rail| format!("rail {rail}"),
+        )
     }
 
     /// Whether the attachment's device is this PF, or one of its VFs and SFs.
@@ -220,13 +227,14 @@ impl Rail {
 }
 
 impl Inventory {
-    /// Whether pods get the PFs themselves. Then no PF has VFs, and one that is down waits for its pod.
+    /// Whether pods get the PFs themselves. Then no PF has VFs, and one that is down waits for its
+    /// pod.
     pub fn is_pf_mode(&self, node: &Node) -> bool {
         !node.policy.vfs_only && self.rails.iter().all(|rail| rail.vfs.is_empty())
     }
 
-    /// How many planes of the rail of this plane have a carrier, and how many it has. A PF in a pod is counted by its
-    /// interface there.
+    /// How many planes of the rail of this plane have a carrier, and how many it has. A PF in a pod
+    /// is counted by its interface there.
     pub fn planes(&self, number: u8) -> (usize, usize) {
         let (mut up, mut all) = (BTreeSet::new(), BTreeSet::new());
         let is_sibling = |rail: &&Rail| rail.rail.is_some_and(|other| is_same_rail(number, other));
@@ -267,7 +275,13 @@ impl Inventory {
         }
         attachments.sort_by(|one, other| {
             let key = |one: &Attached| {
-                let Owner { rail, pod, container_id, ifname, .. } = one.record.owner.clone();
+                let Owner {
+                    rail,
+                    pod,
+                    container_id,
+                    ifname,
+                    ..
+                } = one.record.owner.clone();
                 (rail.unwrap_or(u8::MAX), pod, container_id, ifname)
             };
             key(one).cmp(&key(other))
@@ -313,16 +327,29 @@ impl Inventory {
 
     /// The attachment that has the device, or had it last.
     pub fn holder(&self, device: &Function) -> Option<&Attached> {
-        self.attachments.iter().find(|attached| attached.record.owner.device.is_of(&device.id))
+        self.attachments
+            .iter()
+            .find(|attached| attached.record.owner.device.is_of(&device.id))
     }
 }
 
 impl Attached {
     fn look(record: Record, records: &Records, node: &Node, host: &mut Socket) -> Result<Attached> {
         let state = state::of(&record, node, host)?;
-        let addresses = record.facts().addresses.iter().map(ToString::to_string).collect();
-        let mut attached =
-            Attached { addresses, record, state, is_busy: false, rdma: Vec::new(), is_home: false };
+        let addresses = record
+            .facts()
+            .addresses
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        let mut attached = Attached {
+            addresses,
+            record,
+            state,
+            is_busy: false,
+            rdma: Vec::new(),
+            is_home: false,
+        };
         if attached.is_live() {
             if let Err(error) = attached.look_into_pod(node) {
                 attached.state = State::Unknown(format!("{error:#}"));
@@ -331,9 +358,18 @@ impl Attached {
         let owner = &attached.record.owner;
         // What looks stale may belong to a running call.
         attached.is_busy = !attached.is_live() && records.locks.is_busy(&owner.key())?;
-        if matches!(attached.state, State::Dead | State::Missing | State::Unknown(_)) {
+        if matches!(
+            attached.state,
+            State::Dead | State::Missing | State::Unknown(_)
+        ) {
             let place = match owner.is_of_this_boot()? {
-                true => locate::locate(owner, owner.device.function(node)?.as_ref(), node, None, host)?,
+                true => locate::locate(
+                    owner,
+                    owner.device.function(node)?.as_ref(),
+                    node,
+                    None,
+                    host,
+                )?,
                 false => Place::Gone,
             };
             match attached.state {
@@ -371,14 +407,21 @@ impl Attached {
 fn rails(node: &Node, attachments: &[Attached], links: &[Link]) -> Result<Vec<Rail>> {
     let sysfs = &node.sysfs_root;
     let by_name = |name: &str| links.iter().find(|link| link.name == name).cloned();
-    let mut listed: Vec<(Option<u8>, String)> =
-        node.rails.iter().map(|one| (Some(one.rail), one.pf.clone())).collect();
+    let mut listed: Vec<(Option<u8>, String)> = node
+        .rails
+        .iter()
+        .map(|one| (Some(one.rail), one.pf.clone()))
+        .collect();
     if listed.is_empty() {
         let is_nic = |function: &Function| {
             function.netdev().is_ok_and(|netdev| netdev.is_some())
-                || attachments.iter().any(|one| one.record.owner.device.pf.as_ref() == Some(&function.id))
+                || attachments
+                    .iter()
+                    .any(|one| one.record.owner.device.pf.as_ref() == Some(&function.id))
         };
-        let nics = sysfs::functions_with_sriov(sysfs)?.into_iter().filter(is_nic);
+        let nics = sysfs::functions_with_sriov(sysfs)?
+            .into_iter()
+            .filter(is_nic);
         listed = nics.map(|function| (None, function.id)).collect();
     }
     let mut rails = Vec::new();
@@ -391,25 +434,53 @@ fn rails(node: &Node, attachments: &[Attached], links: &[Link]) -> Result<Vec<Ra
         let in_pod = || {
             let had = |one: &&Attached| {
                 let link = one.record.owner.device.link.as_ref();
-                link.is_some_and(|link| link.name == named) && (one.is_busy || !one.state.is_left_over())
+                link.is_some_and(|link| link.name == named)
+                    && (one.is_busy || !one.state.is_left_over())
             };
-            attachments.iter().find(had)?.record.owner.device.pci_id.as_deref().and_then(DeviceId::parse)
+            attachments
+                .iter()
+                .find(had)?
+                .record
+                .owner
+                .device
+                .pci_id
+                .as_deref()
+                .and_then(DeviceId::parse)
         };
         let function = match function {
-            None => in_pod().map(|id| Function::find(sysfs, &id)).transpose()?.flatten(),
+            None => in_pod()
+                .map(|id| Function::find(sysfs, &id))
+                .transpose()?
+                .flatten(),
             found => found,
         };
-        let netdev = function.as_ref().map(Function::netdev).transpose()?.flatten();
+        let netdev = function
+            .as_ref()
+            .map(Function::netdev)
+            .transpose()?
+            .flatten();
         let mut one = Rail {
             rail,
             link: netdev.as_deref().or(Some(&named)).and_then(by_name),
-            rdma: function.as_ref().map(Function::rdma_devices).unwrap_or_default(),
+            rdma: function
+                .as_ref()
+                .map(Function::rdma_devices)
+                .unwrap_or_default(),
             vfs: Vec::new(),
             named,
             function,
         };
-        for address in one.function.as_ref().map(Function::vfs).transpose()?.unwrap_or_default() {
-            let found = DeviceId::parse(&address).map(|id| Function::find(sysfs, &id)).transpose()?.flatten();
+        for address in one
+            .function
+            .as_ref()
+            .map(Function::vfs)
+            .transpose()?
+            .unwrap_or_default()
+        {
+            let found = DeviceId::parse(&address)
+                .map(|id| Function::find(sysfs, &id))
+                .transpose()?
+                .flatten();
             let Some(function) = found else { continue };
             let link = function.netdev()?.as_deref().and_then(by_name);
             one.vfs.push(Vf { function, link });
@@ -436,7 +507,9 @@ mod tests {
             let path = root.path().join("bus/pci/devices").join(id);
             fs::create_dir_all(&path).unwrap();
             symlink("mlx5_core", path.join("driver")).unwrap();
-            Function::find(root.path(), &DeviceId::parse(id).unwrap()).unwrap().unwrap()
+            Function::find(root.path(), &DeviceId::parse(id).unwrap())
+                .unwrap()
+                .unwrap()
         };
         let rail = Rail {
             rail: Some(0),
@@ -444,9 +517,16 @@ mod tests {
             function: Some(function("0000:1a:00.0")),
             link: None,
             rdma: Vec::new(),
-            vfs: vec![Vf { function: function("0000:1a:00.2"), link: None }],
+            vfs: vec![Vf {
+                function: function("0000:1a:00.2"),
+                link: None,
+            }],
         };
-        let away = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<HashSet<_>>();
+        let away = |ids: &[&str]| {
+            ids.iter()
+                .map(|id| (*id).to_owned())
+                .collect::<HashSet<_>>()
+        };
         let mut inventory = Inventory {
             rdma: RdmaMode::Absent,
             rails: vec![rail],
@@ -459,6 +539,9 @@ mod tests {
         };
         assert_eq!(inventory.astray().unwrap(), away(&["0000:1a:00.0"]));
         inventory.claimed.clear();
-        assert_eq!(inventory.astray().unwrap(), away(&["0000:1a:00.0", "0000:1a:00.2"]));
+        assert_eq!(
+            inventory.astray().unwrap(),
+            away(&["0000:1a:00.0", "0000:1a:00.2"])
+        );
     }
 }

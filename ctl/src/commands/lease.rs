@@ -43,7 +43,10 @@ pub struct LeaseArgs {
 fn address(text: &str) -> Result<(IpAddr, Option<u8>), String> {
     let alone = text.parse::<IpAddr>().map(|address| (address, None));
     alone
-        .or_else(|_| text.parse::<IpNet>().map(|net| (net.addr(), Some(net.prefix_len()))))
+        .or_else(|_| {
+            text.parse::<IpNet>()
+                .map(|net| (net.addr(), Some(net.prefix_len())))
+        })
         .map_err(|_| "must be an IP address".to_owned())
 }
 
@@ -54,10 +57,15 @@ pub fn lease(node: &Node, args: &LeaseArgs, output: Output) -> Result<ExitCode> 
     print(&match output {
         Output::Json => pretty(&args.json(node, &given)?),
         Output::Table => {
-            let rows = given.addresses.iter().map(|(pool, allocation, address, _)| {
-                let gateway = allocation.gateway.map_or_else(String::new, |gateway| gateway.to_string());
-                vec![pool.clone(), address.to_string(), gateway]
-            });
+            let rows = given
+                .addresses
+                .iter()
+                .map(|(pool, allocation, address, _)| {
+                    let gateway = allocation
+                        .gateway
+                        .map_or_else(String::new, |gateway| gateway.to_string());
+                    vec![pool.clone(), address.to_string(), gateway]
+                });
             table(&["POOL", "ADDRESS", "GATEWAY"], rows)
         }
     })?;
@@ -67,8 +75,14 @@ pub fn lease(node: &Node, args: &LeaseArgs, output: Output) -> Result<ExitCode> 
 impl LeaseArgs {
     fn request(&self) -> Request {
         Request {
-            device: Attachment { container_id: self.claim.clone(), ifname: self.device.clone() },
-            claim: Claim { name: self.name.clone(), function: self.function.to_ascii_lowercase() },
+            device: Attachment {
+                container_id: self.claim.clone(),
+                ifname: self.device.clone(),
+            },
+            claim: Claim {
+                name: self.name.clone(),
+                function: self.function.to_ascii_lowercase(),
+            },
             pod: self.pod.clone(),
             pools: self.pool.clone(),
             requested: self.ip.clone(),

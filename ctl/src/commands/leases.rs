@@ -41,17 +41,24 @@ struct Shown {
 /// `railctl leases`.
 pub fn leases(node: &Node, args: &LeasesArgs, output: Output) -> Result<ExitCode> {
     if let Err(error) = node.check_place(None) {
-        output::say(&format!("these may not be the leases of this node: {error:#}"));
+        output::say(&format!(
+            "these may not be the leases of this node: {error:#}"
+        ));
     }
     let mut shown: BTreeMap<(String, String), Shown> = BTreeMap::new();
     let wanted = match &args.node {
         _ if args.all_nodes => None,
         Some(name) if is_name(name) => Some(name.clone()),
-        Some(name) => fail!(InvalidConfig, "--node: {name:?} is not a valid name of a node"),
+        Some(name) => fail!(
+            InvalidConfig,
+            "--node: {name:?} is not a valid name of a node"
+        ),
         None => Some(node_name(node)?),
     };
     let store = Store::open(node)?;
-    let node_names = wanted.as_ref().map_or_else(|| store.nodes(), |name| Ok(vec![name.clone()]))?;
+    let node_names = wanted
+        .as_ref()
+        .map_or_else(|| store.nodes(), |name| Ok(vec![name.clone()]))?;
     let mut progress = Progress::new("reading nodes", node_names.len());
     for node_name in node_names {
         progress.step();
@@ -60,37 +67,54 @@ pub fn leases(node: &Node, args: &LeasesArgs, output: Output) -> Result<ExitCode
                 Ok(allocation) => (allocation, None),
                 Err(error) => (None, Some(format!("{error:#}"))),
             };
-            shown.insert((node_name.clone(), pool), Shown { allocation, damage, ..Shown::default() });
+            shown.insert(
+                (node_name.clone(), pool),
+                Shown {
+                    allocation,
+                    damage,
+                    ..Shown::default()
+                },
+            );
         }
     }
     drop(progress);
     lease::for_each_folder(node, |folder| {
-        let Folder { node_name, pool, .. } = folder;
+        let Folder {
+            node_name, pool, ..
+        } = folder;
         if wanted.as_ref().is_some_and(|wanted| wanted != node_name) {
             return Ok(());
         }
         let mut leases = Vec::new();
         for entry in folder.entries()? {
-            let Some((lease, state)) = look(folder, &entry, node)? else { continue };
+            let Some((lease, state)) = look(folder, &entry, node)? else {
+                continue;
+            };
             leases.push((entry, lease, state));
         }
         // A pool that was never in the store: inline, or taken away.
         if !leases.is_empty() || shown.contains_key(&(node_name.clone(), pool.clone())) {
-            shown.entry((node_name.clone(), pool.clone())).or_default().leases = leases;
+            shown
+                .entry((node_name.clone(), pool.clone()))
+                .or_default()
+                .leases = leases;
         }
         Ok(())
     })?;
 
     match output {
         Output::Json => {
-            let pools: Vec<Value> =
-                shown.iter().map(|((node, pool), shown)| shown.json(node, pool)).collect();
+            let pools: Vec<Value> = shown
+                .iter()
+                .map(|((node, pool), shown)| shown.json(node, pool))
+                .collect();
             print(&pretty(&json!({ "pools": pools })))?;
         }
         Output::Table => {
             let several = wanted.is_none();
-            let mut headers =
-                vec!["POOL", "PREFIX", "GATEWAY", "ROUTES", "ADDRESS", "STATE", "HOLDER", "SINCE"];
+            let mut headers = vec![
+                "POOL", "PREFIX", "GATEWAY", "ROUTES", "ADDRESS", "STATE", "HOLDER", "SINCE",
+            ];
             if several {
                 headers.insert(0, "NODE");
             }
@@ -105,16 +129,27 @@ pub fn leases(node: &Node, args: &LeasesArgs, output: Output) -> Result<ExitCode
         }
     }
     for Shown { damage, leases, .. } in shown.values() {
-        let unreadable = leases.iter().filter_map(|(_, lease, _)| lease.as_ref().err());
-        damage.iter().chain(unreadable).for_each(|why| output::say(why));
+        let unreadable = leases
+            .iter()
+            .filter_map(|(_, lease, _)| lease.as_ref().err());
+        damage
+            .iter()
+            .chain(unreadable)
+            .for_each(|why| output::say(why));
         for (entry, _, state) in leases {
             if let State::Unknown(why) = state {
-                output::say(&format!("{}: cannot tell whether its holder is alive: {why}", entry.address));
+                output::say(&format!(
+                    "{}: cannot tell whether its holder is alive: {why}",
+                    entry.address
+                ));
             }
         }
     }
     if let (true, Some(name)) = (shown.is_empty(), &wanted) {
-        output::say(&format!("node {name} has no allocation{}", store.hint(name)));
+        output::say(&format!(
+            "node {name} has no allocation{}",
+            store.hint(name)
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -122,15 +157,32 @@ pub fn leases(node: &Node, args: &LeasesArgs, output: Output) -> Result<ExitCode
 impl Shown {
     /// The address that the next pod would get, if one is free.
     fn free(&self) -> Option<IpAddr> {
-        let held: BTreeSet<IpAddr> = self.leases.iter().map(|(entry, ..)| entry.address).collect();
-        self.allocation.as_ref()?.first_free(|address| held.contains(&address))
+        let held: BTreeSet<IpAddr> = self
+            .leases
+            .iter()
+            .map(|(entry, ..)| entry.address)
+            .collect();
+        self.allocation
+            .as_ref()?
+            .first_free(|address| held.contains(&address))
     }
 
     fn rows(&self, pool: &str) -> Vec<Vec<String>> {
-        let [prefix, gateway, routes] = self.allocation.as_ref().map_or_else(Default::default, columns);
+        let [prefix, gateway, routes] = self
+            .allocation
+            .as_ref()
+            .map_or_else(Default::default, columns);
         let row = |address: String, state: &str, holder: String, since: String| {
-            let start = [pool.to_owned(), prefix.clone(), gateway.clone(), routes.clone()];
-            start.into_iter().chain([address, state.to_owned(), holder, since]).collect()
+            let start = [
+                pool.to_owned(),
+                prefix.clone(),
+                gateway.clone(),
+                routes.clone(),
+            ];
+            start
+                .into_iter()
+                .chain([address, state.to_owned(), holder, since])
+                .collect()
         };
         let mut rows: Vec<Vec<String>> = self
             .leases
@@ -144,7 +196,12 @@ impl Shown {
             })
             .collect();
         if let Some(address) = self.free() {
-            rows.push(row(address.to_string(), "free", String::new(), String::new()));
+            rows.push(row(
+                address.to_string(),
+                "free",
+                String::new(),
+                String::new(),
+            ));
         } else if rows.is_empty() {
             let state = if self.damage.is_some() { "damaged" } else { "" };
             rows.push(row(String::new(), state, String::new(), String::new()));
@@ -154,8 +211,11 @@ impl Shown {
 
     fn json(&self, node: &str, pool: &str) -> Value {
         let allocation = self.allocation.as_ref();
-        let leases: Vec<Value> =
-            self.leases.iter().map(|(entry, lease, state)| lease_json(entry, lease, state)).collect();
+        let leases: Vec<Value> = self
+            .leases
+            .iter()
+            .map(|(entry, lease, state)| lease_json(entry, lease, state))
+            .collect();
         json!({"node": node, "pool": pool, "prefix": allocation.map(|a| a.prefix),
             "gateway": allocation.and_then(|a| a.gateway), "rail": allocation.and_then(|a| a.rail),
             "routes": allocation.map(|a| &a.routes), "exclusions": allocation.map(|a| &a.exclusions),
@@ -186,7 +246,11 @@ impl State {
 }
 
 /// The lease of an entry and its state; `None` if it is gone by now.
-pub fn look(folder: &Folder, entry: &Entry, node: &Node) -> Result<Option<(Result<Lease, String>, State)>> {
+pub fn look(
+    folder: &Folder,
+    entry: &Entry,
+    node: &Node,
+) -> Result<Option<(Result<Lease, String>, State)>> {
     Ok(match folder.read(entry) {
         Ok(None) => None,
         Ok(Some(lease)) => {
@@ -208,13 +272,17 @@ pub fn lease_json(entry: &Entry, lease: &Result<Lease, String>, state: &State) -
         (Ok(lease), _) => (Some(lease), None),
         (Err(why), _) => (None, Some(why)),
     };
-    let claimed = holder.filter(|lease| lease.holder.claim.is_some()).map(|lease| &lease.holder);
+    let claimed = holder
+        .filter(|lease| lease.holder.claim.is_some())
+        .map(|lease| &lease.holder);
     let claim = claimed.map(|holder| {
         let of = |read: fn(&Claim) -> Option<&String>| holder.claim.as_ref().and_then(read);
         json!({"uid": holder.container_id, "name": of(|claim| claim.name.as_ref()), "device": holder.ifname,
             "function": of(|claim| Some(&claim.function))})
     });
-    let attached = holder.filter(|lease| lease.holder.claim.is_none()).map(|lease| &lease.holder);
+    let attached = holder
+        .filter(|lease| lease.holder.claim.is_none())
+        .map(|lease| &lease.holder);
     json!({"address": entry.address, "state": state.word(), "network": attached.map(|of| &of.network),
         "containerID": attached.map(|of| &of.container_id), "ifname": attached.map(|of| &of.ifname), "claim": claim,
         "pod": holder.and_then(|l| l.holder.pod.as_ref()), "since": holder.map(|l| &l.since), "error": error})

@@ -7,9 +7,19 @@ use rail_cni::attach::record::{Failed, Record, Step};
 
 /// For programs.
 pub fn json(record: &Record) -> Value {
-    let Owner { device, network, container_id, ifname, pod, since, .. } = &record.owner;
+    let Owner {
+        device,
+        network,
+        container_id,
+        ifname,
+        pod,
+        since,
+        ..
+    } = &record.owner;
     let steps = record.left().map(|step| {
-        let Failed { why, tries, since, .. } = step.failed();
+        let Failed {
+            why, tries, since, ..
+        } = step.failed();
         json!({"step": step.change.name(), "why": why, "tries": tries, "since": since})
     });
     json!({"device": device.id, "network": network, "containerID": container_id, "ifname": ifname, "pod": pod,
@@ -20,8 +30,16 @@ pub fn json(record: &Record) -> Value {
 pub fn lines(record: &Record) -> Vec<String> {
     let line = |step: &Step| {
         let why = step.failed().why;
-        let why = if why.is_empty() { "not tried yet".to_owned() } else { why };
-        format!("{}: {}: {why}", record.owner.describe(), step.change.describe())
+        let why = if why.is_empty() {
+            "not tried yet".to_owned()
+        } else {
+            why
+        };
+        format!(
+            "{}: {}: {why}",
+            record.owner.describe(),
+            step.change.describe()
+        )
     };
     record.left().map(line).collect()
 }

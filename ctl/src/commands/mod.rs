@@ -37,8 +37,9 @@ pub use cli::{command, run};
 
 use crate::output::PROGRAM;
 
-/// Starts the log of a command, and reads node.json. The waits within it are as long as those of a runtime's call; the
-/// command as a whole has no limit, because it may have a whole node to clean up.
+/// Starts the log of a command, and reads node.json. The waits within it are as long as those of a
+/// runtime's call; the command as a whole has no limit, because it may have a whole node to clean
+/// up.
 fn start(command: &str) -> Result<Node> {
     rail_cni::log::describe_command(PROGRAM, command);
     let node = Node::load()?;
@@ -51,7 +52,8 @@ fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// What a program printed that ended within `patience`, and is killed otherwise. It must fit into the pipe.
+/// What a program printed that ended within `patience`, and is killed otherwise. It must fit into
+/// the pipe.
 fn output_within(patience: Duration, mut child: Child) -> Result<Output> {
     let deadline = Instant::now() + patience;
     while child.try_wait()?.is_none() {

@@ -60,7 +60,8 @@ pub struct Out<'a> {
     pub run: Run,
 }
 
-/// Writes files to a directory, each under another name first, and then renamed. Files of others stay.
+/// Writes files to a directory, each under another name first, and then renamed. Files of others
+/// stay.
 pub fn write(out: &Out<'_>, files: &[File], output: Output) -> Result<ExitCode> {
     let mut written = out.written()?;
     let mut changes: Vec<(&str, &str)> = Vec::new();
@@ -73,13 +74,16 @@ pub fn write(out: &Out<'_>, files: &[File], output: Output) -> Result<ExitCode> 
             Some(_) => "changed",
         };
         if out.run == Run::Dry && change == "changed" && output == Output::Table {
-            let before = String::from_utf8_lossy(before.as_deref().unwrap_or_default()).into_owned();
+            let before =
+                String::from_utf8_lossy(before.as_deref().unwrap_or_default()).into_owned();
             print(&difference(&path, &before, &file.text))?;
         }
         changes.push((&file.name, change));
     }
-    let now: BTreeMap<String, String> =
-        files.iter().map(|file| (file.name.clone(), hash(&[&file.text]))).collect();
+    let now: BTreeMap<String, String> = files
+        .iter()
+        .map(|file| (file.name.clone(), hash(&[&file.text])))
+        .collect();
     let mut earlier = written.remove(out.target).unwrap_or_default();
     earlier.retain(|name, _| {
         !now.contains_key(name) && is_plain(name) && out.dir.join(name).symlink_metadata().is_ok()
@@ -87,7 +91,8 @@ pub fn write(out: &Out<'_>, files: &[File], output: Output) -> Result<ExitCode> 
     let unknown = out.unknown(files, &earlier, &written)?;
 
     if out.run == Run::Write {
-        std::fs::create_dir_all(out.dir).with_context(|| format!("cannot make {}", out.dir.display()))?;
+        std::fs::create_dir_all(out.dir)
+            .with_context(|| format!("cannot make {}", out.dir.display()))?;
         for (file, (_, change)) in files.iter().zip(&changes) {
             if *change != "same" {
                 out.put(&file.name, &file.text, out.mode)?;
@@ -116,7 +121,9 @@ pub fn write(out: &Out<'_>, files: &[File], output: Output) -> Result<ExitCode> 
 impl Out<'_> {
     fn written(&self) -> Result<Written> {
         let path = self.dir.join(WRITTEN);
-        let Some(text) = read(&path)? else { return Ok(Written::new()) };
+        let Some(text) = read(&path)? else {
+            return Ok(Written::new());
+        };
         serde_json::from_slice(&text).map_err(|error| {
             let file = path.display();
             failure!(
@@ -134,16 +141,24 @@ impl Out<'_> {
         earlier: &BTreeMap<String, String>,
         others: &Written,
     ) -> Result<Vec<String>> {
-        let ending = files.first().and_then(|file| file.name.rsplit_once('.')).map(|(_, ending)| ending);
-        let Some(ending) = ending.filter(|_| self.owner == Owner::Plans) else { return Ok(Vec::new()) };
+        let ending = files
+            .first()
+            .and_then(|file| file.name.rsplit_once('.'))
+            .map(|(_, ending)| ending);
+        let Some(ending) = ending.filter(|_| self.owner == Owner::Plans) else {
+            return Ok(Vec::new());
+        };
         let entries = match std::fs::read_dir(self.dir) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.with_context(|| format!("cannot read {}", self.dir.display()))?,
         };
-        let ours: std::collections::HashSet<&str> = files.iter().map(|file| file.name.as_str()).collect();
+        let ours: std::collections::HashSet<&str> =
+            files.iter().map(|file| file.name.as_str()).collect();
         let mut unknown: Vec<String> = entries
             .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-            .filter(|name| is_plain(name) && name.rsplit_once('.').is_some_and(|(_, own)| own == ending))
+            .filter(|name| {
+                is_plain(name) && name.rsplit_once('.').is_some_and(|(_, own)| own == ending)
+            })
             .filter(|name| !ours.contains(name.as_str()) && !earlier.contains_key(name))
             .filter(|name| !others.values().any(|files| files.contains_key(name)))
             .collect();
@@ -156,8 +171,9 @@ impl Out<'_> {
         let path = self.dir.join(name);
         let is_file = path.symlink_metadata().is_ok_and(|found| found.is_file());
         let text = if is_file { read(&path)? } else { None };
-        let is_as_written =
-            text.is_some_and(|text| std::str::from_utf8(&text).is_ok_and(|text| hash(&[text]) == written));
+        let is_as_written = text.is_some_and(|text| {
+            std::str::from_utf8(&text).is_ok_and(|text| hash(&[text]) == written)
+        });
         Ok(match (is_as_written, self.stale) {
             (false, _) => "edited",
             (true, Stale::Keep) => "stale",
@@ -186,31 +202,47 @@ impl Out<'_> {
 
     fn tell(&self, changes: &[(&str, &str)], unknown: &[String]) {
         let all = |word: &str| -> Vec<&str> {
-            changes.iter().filter(|(_, change)| *change == word).map(|(name, _)| *name).collect()
+            changes
+                .iter()
+                .filter(|(_, change)| *change == word)
+                .map(|(name, _)| *name)
+                .collect()
         };
         let say = |names: &[&str], what: &str| {
             if let Some((first, more)) = names.split_at_checked(SHOWN.min(names.len())) {
                 if first.is_empty() {
                     return;
                 }
-                let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+                let more = if more.is_empty() {
+                    String::new()
+                } else {
+                    format!(" and {} more", more.len())
+                };
                 let dir = self.dir.display();
                 output::say(&format!("{dir}: {what}: {}{more}", first.join(", ")));
             }
         };
-        say(&all("stale"), "written for an earlier plan: it stays (--prune removes it)");
+        say(
+            &all("stale"),
+            "written for an earlier plan: it stays (--prune removes it)",
+        );
         say(
             &all("edited"),
             "written for an earlier plan, but edited since, so it stays: check it, and remove it",
         );
         let unknown: Vec<&str> = unknown.iter().map(String::as_str).collect();
-        say(&unknown, "not in this plan, and not written by one: check it, and remove it if it is old");
+        say(
+            &unknown,
+            "not in this plan, and not written by one: check it, and remove it if it is old",
+        );
     }
 
     /// Prints the changes; files that are the same are only counted.
     fn show(&self, changes: &[(&str, &str)], output: Output) -> Result<ExitCode> {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-        changes.iter().for_each(|(_, change)| *counts.entry(change).or_default() += 1);
+        changes
+            .iter()
+            .for_each(|(_, change)| *counts.entry(change).or_default() += 1);
         let path = |name: &str| self.dir.join(name).display().to_string();
         match output {
             Output::Json => {
@@ -218,18 +250,27 @@ impl Out<'_> {
                     .iter()
                     .map(|(name, change)| json!({"file": path(name), "change": change}))
                     .collect();
-                print(&pretty(&json!({"dryRun": self.run == Run::Dry, "files": files, "counts": counts})))?;
+                print(&pretty(
+                    &json!({"dryRun": self.run == Run::Dry, "files": files, "counts": counts}),
+                ))?;
             }
             Output::Table => {
                 let told = changes.iter().filter(|(_, change)| *change != "same");
-                let rows: Vec<_> =
-                    told.map(|(name, change)| vec![path(name), (*change).to_owned()]).collect();
+                let rows: Vec<_> = told
+                    .map(|(name, change)| vec![path(name), (*change).to_owned()])
+                    .collect();
                 if !rows.is_empty() {
                     print(&table(&["FILE", "CHANGE"], rows.into_iter()))?;
                 }
-                let counts: Vec<_> =
-                    counts.iter().map(|(change, count)| format!("{count} {change}")).collect();
-                let end = if self.run == Run::Dry { " (nothing written)" } else { "" };
+                let counts: Vec<_> = counts
+                    .iter()
+                    .map(|(change, count)| format!("{count} {change}"))
+                    .collect();
+                let end = if self.run == Run::Dry {
+                    " (nothing written)"
+                } else {
+                    ""
+                };
                 print(&format!("{}{end}\n", counts.join(", ")))?;
             }
         }
@@ -237,7 +278,8 @@ impl Out<'_> {
     }
 }
 
-/// Whether a name is that of a file in the directory itself: others may have changed the list of what was written.
+/// Whether a name is that of a file in the directory itself: others may have changed the list of
+/// what was written.
 fn is_plain(name: &str) -> bool {
     !name.starts_with('.') && !name.contains('/')
 }
@@ -255,7 +297,13 @@ fn difference(path: &Path, before: &str, after: &str) -> String {
     let mut diff = Diff::compute(Algorithm::Histogram, &input);
     diff.postprocess_lines(&input);
     let printer = BasicLineDiffPrinter(&input.interner);
-    let diff = diff.unified_diff(&printer, UnifiedDiffConfig::default(), &input).to_string();
+    let diff = diff
+        .unified_diff(&printer, UnifiedDiffConfig::default(), &input)
+        .to_string();
     let lines = diff.lines().map(|line| output::printable(line) + "\n");
-    format!("--- {}\n+++ the plan\n{}", path.display(), lines.collect::<String>())
+    format!(
+        "--- {}\n+++ the plan\n{}",
+        path.display(),
+        lines.collect::<String>()
+    )
 }

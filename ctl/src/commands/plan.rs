@@ -18,8 +18,8 @@ use crate::plan::pattern::Pattern;
 use crate::plan::refusal::{Doubt, Refusal};
 use crate::plan::scheme::{Family, Mode, Polarity, Scheme, Tiers, is_first_octet};
 use crate::plan::{
-    File, Plan, Pool, Pools, csv, fabric, groups, html, manifest, nads, netplan, networks, nics, nvue,
-    refused, slurm, topology, volcano,
+    File, Plan, Pool, Pools, csv, fabric, groups, html, manifest, nads, netplan, networks, nics,
+    nvue, refused, slurm, topology, volcano,
 };
 use rail_cni::cluster_networks;
 use rail_cni::fail;
@@ -30,8 +30,8 @@ use rail_cni::pool::{self, Allocation};
 /// Arguments of `railctl plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// Sources of the plan: topology.json (spcx-gen or NVIDIA AIR), topology.dot, a fabric file, CIDRPool manifests, or a directory
-    /// with netplan files of hosts; - is standard input
+    /// Sources of the plan: topology.json (spcx-gen or NVIDIA AIR), topology.dot, a fabric file,
+    /// CIDRPool manifests, or a directory with netplan files of hosts; - is standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
     /// Kind of the files, if not evident from their content
@@ -43,25 +43,27 @@ pub struct PlanArgs {
     /// Directory for the files of the target; without it, they are printed
     #[arg(long, value_name = "DIR", requires = "to")]
     out: Option<PathBuf>,
-    /// Kubernetes namespace of the manifests (cidrpool, nads and sriov-node-policy only) [default: that of the source, or
-    /// nvidia-network-operator, for CIDRPools; none for networks; nvidia-network-operator for policies]
+    /// Kubernetes namespace of the manifests (cidrpool, nads and sriov-node-policy only) [default:
+    /// that of the source, or nvidia-network-operator, for CIDRPools; none for networks;
+    /// nvidia-network-operator for policies]
     #[arg(long, value_name = "NAME", requires = "to")]
     namespace: Option<String>,
     /// Write networks as one plugin instead of a list (nads only), for dra-driver-sriov
     #[arg(long, requires = "to")]
     single: bool,
-    /// Write one network and one resource for all rails (nads, device-plugin and sriov-node-policy only)
+    /// Write one network and one resource for all rails (nads, device-plugin and sriov-node-policy
+    /// only)
     #[arg(long, requires = "to")]
     one: bool,
-    /// Resources of the networks, with {rail}, {rail+1}, {plane}: openshift.io/rail_{rail} (nads, device-plugin and
-    /// sriov-node-policy only) [default: nvidia.com/POOL]
+    /// Resources of the networks, with {rail}, {rail+1}, {plane}: openshift.io/rail_{rail} (nads,
+    /// device-plugin and sriov-node-policy only) [default: nvidia.com/POOL]
     #[arg(long, value_name = "PATTERN", requires = "to")]
     resource: Option<String>,
     /// Print what would change, and write nothing
     #[arg(long, requires = "to")]
     diff: bool,
-    /// Compare the plan with the store of this node; exit status 1 means a difference. Entries that only
-    /// the store has are warnings, with --prune differences
+    /// Compare the plan with the store of this node; exit status 1 means a difference. Entries that
+    /// only the store has are warnings, with --prune differences
     #[arg(long, conflicts_with = "to")]
     check: bool,
     /// Compare with these files instead: manifests, or any other source
@@ -73,7 +75,8 @@ pub struct PlanArgs {
     /// Write or compare all nodes of the plan
     #[arg(long)]
     all_nodes: bool,
-    /// Remove what the plan does not name: pools and nodes of the store, files of an earlier plan in the directory
+    /// Remove what the plan does not name: pools and nodes of the store, files of an earlier plan
+    /// in the directory
     #[arg(long)]
     prune: bool,
     /// Node NEW replaces node OLD, which is removed from the store
@@ -91,16 +94,19 @@ pub struct PlanArgs {
     /// Address families of the links (topology.json only) [default: ipv4]
     #[arg(long, value_enum, value_name = "FAMILY")]
     family: Option<Family>,
-    /// First octet of IPv4 addresses (topology.json only) [default: 172 with two tiers, 10 with three]
+    /// First octet of IPv4 addresses (topology.json only) [default: 172 with two tiers, 10 with
+    /// three]
     #[arg(long, value_name = "N", value_parser = parse_first_octet)]
     first_octet: Option<u8>,
-    /// Which address of a link is the switch's (topology.json only) [default: leaf-odd, as NVIDIA's]
+    /// Which address of a link is the switch's (topology.json only) [default: leaf-odd, as
+    /// NVIDIA's]
     #[arg(long, value_enum, value_name = "SIDE")]
     polarity: Option<Polarity>,
     /// MTU of the hosts' interfaces (topology.json only), 1280 to 65535
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1280..=65535))]
     mtu: Option<u32>,
-    /// Networks of Services and pods, separated by commas, in addition to those of the fabric file and of node.json
+    /// Networks of Services and pods, separated by commas, in addition to those of the fabric file
+    /// and of node.json
     #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
     cluster_networks: Vec<IpNet>,
     /// Accept these inconsistencies instead of refusing the plan
@@ -109,7 +115,8 @@ pub struct PlanArgs {
     /// Treat every warning as an error
     #[arg(long)]
     strict: bool,
-    /// Names of the pools: {rail}, {rail+1}, {plane} [default: rail-{rail}, with swplb rail-{rail}-plane-{plane}]
+    /// Names of the pools: {rail}, {rail+1}, {plane} [default: rail-{rail}, with swplb
+    /// rail-{rail}-plane-{plane}]
     #[arg(long, value_name = "PATTERN")]
     pool_name: Option<String>,
 }
@@ -161,11 +168,18 @@ pub enum Target {
 /// `railctl plan`: reads and checks a plan, and then writes, compares or prints it.
 pub fn plan(args: &PlanArgs, output: Output) -> Result<ExitCode> {
     if args.out.is_some() && args.to == Some(Target::Store) {
-        fail!(InvalidConfig, "--out is for files; the store is where node.json says");
+        fail!(
+            InvalidConfig,
+            "--out is for files; the store is where node.json says"
+        );
     }
-    let of_the_store = args.force || args.node.is_some() || args.all_nodes || !args.replaces.is_empty();
+    let of_the_store =
+        args.force || args.node.is_some() || args.all_nodes || !args.replaces.is_empty();
     if !args.is_of_the_store() && of_the_store {
-        fail!(InvalidConfig, "--node, --all-nodes, --replaces and --force need --to store or --check");
+        fail!(
+            InvalidConfig,
+            "--node, --all-nodes, --replaces and --force need --to store or --check"
+        );
     }
     if !args.is_of_the_store() && args.out.is_none() && args.prune {
         fail!(InvalidConfig, "--prune needs --to store or --out");
@@ -179,7 +193,11 @@ pub fn plan(args: &PlanArgs, output: Output) -> Result<ExitCode> {
     let files = match args.to {
         Some(Target::Cidrpool) => manifest::write(&mut plan, namespace)?,
         Some(Target::Nads) => {
-            let form = if args.single { nads::Form::Single } else { nads::Form::List };
+            let form = if args.single {
+                nads::Form::Single
+            } else {
+                nads::Form::List
+            };
             nads::write(&mut plan, &networks, form, namespace)?
         }
         Some(Target::Netplan) => netplan::write(&plan)?,
@@ -202,17 +220,39 @@ pub fn plan(args: &PlanArgs, output: Output) -> Result<ExitCode> {
         (None, _) => show(&plan, output),
         (Some(Target::Store), _) => store(args, &plan, &pools, output),
         (Some(target), Some(dir)) => {
-            // netplan warns of files that others may read; manifests and switch configuration are shared.
-            let mode = if target == Target::Netplan { 0o600 } else { 0o666 };
+            // netplan warns of files that others may read; manifests and switch configuration are
+            // shared.
+            let mode = if target == Target::Netplan {
+                0o600
+            } else {
+                0o666
+            };
             let owner = match target {
                 Target::Netplan | Target::Nvue => Owner::Plans,
                 _ => Owner::Anybody,
             };
-            let stale = if args.prune { Stale::Remove } else { Stale::Keep };
+            let stale = if args.prune {
+                Stale::Remove
+            } else {
+                Stale::Keep
+            };
             let run = if args.diff { Run::Dry } else { Run::Write };
-            let name =
-                target.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-            out::write(&Out { dir, target: &name, mode, owner, stale, run }, &files, output)
+            let name = target
+                .to_possible_value()
+                .map(|value| value.get_name().to_owned())
+                .unwrap_or_default();
+            out::write(
+                &Out {
+                    dir,
+                    target: &name,
+                    mode,
+                    owner,
+                    stale,
+                    run,
+                },
+                &files,
+                output,
+            )
         }
         (Some(_), None) if args.diff => {
             fail!(InvalidConfig, "--diff needs --to store or --out")
@@ -226,7 +266,11 @@ pub fn plan(args: &PlanArgs, output: Output) -> Result<ExitCode> {
                     files.len()
                 );
             }
-            let separator = if matches!(target, Target::Nvue | Target::Csv) { "" } else { "---\n" };
+            let separator = if matches!(target, Target::Nvue | Target::Csv) {
+                ""
+            } else {
+                "---\n"
+            };
             print_files(&files, separator, output)
         }
     }
@@ -241,7 +285,11 @@ impl PlanArgs {
     /// The networks and their resources.
     fn networks(&self) -> Result<nads::Networks> {
         let is_given = self.one || self.resource.is_some();
-        if is_given && !matches!(self.to, Some(Target::Nads | Target::DevicePlugin | Target::SriovNodePolicy))
+        if is_given
+            && !matches!(
+                self.to,
+                Some(Target::Nads | Target::DevicePlugin | Target::SriovNodePolicy)
+            )
         {
             fail!(
                 InvalidConfig,
@@ -253,9 +301,17 @@ impl PlanArgs {
 
     /// The namespace of the manifests.
     fn namespace(&self) -> Result<Option<&str>> {
-        let Some(name) = self.namespace.as_deref() else { return Ok(None) };
-        if !matches!(self.to, Some(Target::Cidrpool | Target::Nads | Target::SriovNodePolicy)) {
-            fail!(InvalidConfig, "--namespace is for --to cidrpool, --to nads and --to sriov-node-policy");
+        let Some(name) = self.namespace.as_deref() else {
+            return Ok(None);
+        };
+        if !matches!(
+            self.to,
+            Some(Target::Cidrpool | Target::Nads | Target::SriovNodePolicy)
+        ) {
+            fail!(
+                InvalidConfig,
+                "--namespace is for --to cidrpool, --to nads and --to sriov-node-policy"
+            );
         }
         if !crate::plan::is_namespace(name) {
             fail!(
@@ -288,7 +344,13 @@ impl PlanArgs {
         let doubts = |plan: &mut Plan| std::mem::take(&mut plan.doubts);
         let pools = match plan.check() {
             Ok(pools) => pools,
-            Err(faults) => return Err(Refusal { doubts: doubts(&mut plan), faults }.into()),
+            Err(faults) => {
+                return Err(Refusal {
+                    doubts: doubts(&mut plan),
+                    faults,
+                }
+                .into());
+            }
         };
         let octet = match kind {
             Kind::Topology => Some("--first-octet "),
@@ -309,8 +371,17 @@ impl PlanArgs {
                 .or_else(|what| fail!(InvalidConfig, "--cluster-networks: {what}"))?;
         }
         let mut known: Vec<IpNet> = Vec::new();
-        for network in [&self.cluster_networks, &plan.cluster_networks, &Node::load()?.cluster_networks] {
-            known.extend(network.iter().filter(|network| !known.contains(network)).collect::<Vec<_>>());
+        for network in [
+            &self.cluster_networks,
+            &plan.cluster_networks,
+            &Node::load()?.cluster_networks,
+        ] {
+            known.extend(
+                network
+                    .iter()
+                    .filter(|network| !known.contains(network))
+                    .collect::<Vec<_>>(),
+            );
         }
         Ok(known)
     }
@@ -332,15 +403,18 @@ impl PlanArgs {
         let texts = document::read_texts(files)?;
         let is_topology = |text| from.is_none() && topology::is_topology(text);
         if from == Some(Kind::Topology) || texts.first().is_some_and(is_topology) {
-            let plan =
-                topology::read(&texts, &self.scheme()?, self.mtu, &self.allow).map_err(|mut refusal| {
+            let plan = topology::read(&texts, &self.scheme()?, self.mtu, &self.allow).map_err(
+                |mut refusal| {
                     refusal.doubts.allow(&self.allow);
                     refusal
-                })?;
+                },
+            )?;
             return Ok((plan, Kind::Topology));
         }
         let documents = document::parse_all(&texts)?;
-        let Some(first) = documents.first() else { fail!(InvalidConfig, "no file") };
+        let Some(first) = documents.first() else {
+            fail!(InvalidConfig, "no file")
+        };
         let kind = match from {
             Some(kind) => kind,
             None if fabric::is_fabric(&first.value) => Kind::Fabric,
@@ -391,7 +465,11 @@ impl PlanArgs {
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
             Some((name, _)) => {
-                fail!(InvalidConfig, "{name} is for topology.json only, and the source is {}", kind.name())
+                fail!(
+                    InvalidConfig,
+                    "{name} is for topology.json only, and the source is {}",
+                    kind.name()
+                )
             }
             None => Ok(()),
         }
@@ -401,14 +479,20 @@ impl PlanArgs {
         Ok(match &self.node {
             _ if self.all_nodes => Nodes::All,
             Some(name) if pool::is_name(name) => Nodes::One(name.clone()),
-            Some(name) => fail!(InvalidConfig, "--node: {name:?} is not a valid name of a node"),
+            Some(name) => fail!(
+                InvalidConfig,
+                "--node: {name:?} is not a valid name of a node"
+            ),
             None => Nodes::Own(pool::node_name(node)?),
         })
     }
 }
 
 fn parse_first_octet(text: &str) -> Result<u8, String> {
-    let octet = text.parse::<u8>().ok().filter(|octet| is_first_octet(*octet));
+    let octet = text
+        .parse::<u8>()
+        .ok()
+        .filter(|octet| is_first_octet(*octet));
     octet.ok_or_else(|| "is not 1 to 223, except 127".to_owned())
 }
 
@@ -417,13 +501,25 @@ fn rename(plan: &mut Plan, pattern: &str) -> Result<()> {
     let pattern = Pattern::<2>::parse(pattern, &["rail", "plane"]).context("--pool-name")?;
     for pool in &mut plan.pools {
         let Some(rail) = pool.rail else {
-            fail!(InvalidConfig, "--pool-name: no source says which rail pool {} is", pool.name);
+            fail!(
+                InvalidConfig,
+                "--pool-name: no source says which rail pool {} is",
+                pool.name
+            );
         };
-        let suffix = if pool.name.ends_with("-v6") { "-v6" } else { "" };
+        let suffix = if pool.name.ends_with("-v6") {
+            "-v6"
+        } else {
+            ""
+        };
         let plane = u64::from(pool.plane.unwrap_or(0));
         pool.name = pattern.render(&[u64::from(rail), plane]) + suffix;
         if !pool::is_name(&pool.name) {
-            fail!(InvalidConfig, "--pool-name: {:?} is not a valid name of a pool", pool.name);
+            fail!(
+                InvalidConfig,
+                "--pool-name: {:?} is not a valid name of a pool",
+                pool.name
+            );
         }
     }
     Ok(())
@@ -445,16 +541,27 @@ fn show(plan: &Plan, output: Output) -> Result<ExitCode> {
         }
         Output::Table => {
             let rows = plan.pools.iter().map(|pool| {
-                let Pool { name, rail, plane, spec, .. } = pool;
+                let Pool {
+                    name,
+                    rail,
+                    plane,
+                    spec,
+                    ..
+                } = pool;
                 // A prefix that is kept free is of no node.
-                let rows: Vec<_> =
-                    spec.static_allocations.iter().filter(|row| !row.node_name.is_empty()).collect();
+                let rows: Vec<_> = spec
+                    .static_allocations
+                    .iter()
+                    .filter(|row| !row.node_name.is_empty())
+                    .collect();
                 let routes: Vec<_> = spec.routes.iter().map(|to| to.dst.as_str()).collect();
                 let end = |row: Option<&&pool::cidrpool::Row>| {
-                    row.map(|row| format!("{} {}", row.prefix, row.node_name)).unwrap_or_default()
+                    row.map(|row| format!("{} {}", row.prefix, row.node_name))
+                        .unwrap_or_default()
                 };
-                let number =
-                    |number: &Option<u8>| number.map(|number| number.to_string()).unwrap_or_default();
+                let number = |number: &Option<u8>| {
+                    number.map(|number| number.to_string()).unwrap_or_default()
+                };
                 vec![
                     name.clone(),
                     number(rail),
@@ -466,7 +573,9 @@ fn show(plan: &Plan, output: Output) -> Result<ExitCode> {
                     end(rows.last()),
                 ]
             });
-            let headers = ["POOL", "RAIL", "PLANE", "CIDR", "ROUTES", "NODES", "FIRST", "LAST"];
+            let headers = [
+                "POOL", "RAIL", "PLANE", "CIDR", "ROUTES", "NODES", "FIRST", "LAST",
+            ];
             print(&table(&headers, rows))?;
             say(&format!(
                 "{} nodes, {} pools; nothing was written: select a target with --to",
@@ -506,12 +615,16 @@ fn check(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<
         let nodes = args.nodes(&node)?;
         changes(args, &node, plan, pools, &nodes)?
     } else {
-        Import { lines: differences(&args.read_other()?, pools), ..Import::default() }
+        Import {
+            lines: differences(&args.read_other()?, pools),
+            ..Import::default()
+        }
     };
     args.refuse_warnings(&import.warnings)?;
     tell(&import);
     for line in &mut import.lines {
-        // Manifests and a store of rail-ipam 0.1.0 have no leaf ports, and addresses do not depend on them.
+        // Manifests and a store of rail-ipam 0.1.0 have no leaf ports, and addresses do not depend
+        // on them.
         if let (Some(before), Some(after)) = (&mut line.before, &mut line.after) {
             before.keep_leaf_ports_of(after);
             after.keep_leaf_ports_of(before);
@@ -527,7 +640,11 @@ fn check(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<
         return Ok(ExitCode::SUCCESS);
     }
     show_changes(&import, plan, Run::Dry, output)?;
-    Ok(if import.lines.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if import.lines.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Other files may not say the rail, and exclude no gateway: pods get the same addresses.
@@ -553,7 +670,11 @@ fn differences(before: &Pools, after: &Pools) -> Vec<Line> {
                     after: None,
                     takes_place_of: None,
                 });
-                let side = if is_after { &mut line.after } else { &mut line.before };
+                let side = if is_after {
+                    &mut line.after
+                } else {
+                    &mut line.before
+                };
                 *side = Some(allocation.clone());
             }
         }
@@ -561,23 +682,45 @@ fn differences(before: &Pools, after: &Pools) -> Vec<Line> {
     lines.into_values().collect()
 }
 
-fn changes(args: &PlanArgs, node: &Node, plan: &Plan, pools: &Pools, nodes: &Nodes) -> Result<Import> {
+fn changes(
+    args: &PlanArgs,
+    node: &Node,
+    plan: &Plan,
+    pools: &Pools,
+    nodes: &Nodes,
+) -> Result<Import> {
     let mut replaces = plan.replaces.clone();
     for (new, old) in &args.replaces {
         match replaces.insert(new.clone(), old.clone()) {
             Some(other) if other != *old => {
-                fail!(InvalidConfig, "--replaces {new}={old}: the plan says that {new} replaces {other}")
+                fail!(
+                    InvalidConfig,
+                    "--replaces {new}={old}: the plan says that {new} replaces {other}"
+                )
             }
             _ => (),
         }
     }
-    change::changes(node, pools, nodes, &Terms { prune: args.prune, scope: Scope::WholeStore, replaces })
+    change::changes(
+        node,
+        pools,
+        nodes,
+        &Terms {
+            prune: args.prune,
+            scope: Scope::WholeStore,
+            replaces,
+        },
+    )
 }
 
-/// Prints files. A comment before each of several has its name; manifests make one file for kubectl.
+/// Prints files. A comment before each of several has its name; manifests make one file for
+/// kubectl.
 fn print_files(files: &[File], separator: &str, output: Output) -> Result<ExitCode> {
     if output == Output::Json {
-        let files: Vec<_> = files.iter().map(|file| json!({"name": file.name, "text": file.text})).collect();
+        let files: Vec<_> = files
+            .iter()
+            .map(|file| json!({"name": file.name, "text": file.text}))
+            .collect();
         print(&pretty(&json!({ "files": files })))?;
         return Ok(ExitCode::SUCCESS);
     }

@@ -31,7 +31,8 @@ pub struct ReapArgs {
     /// Retry pending steps once more, then drop them; also drop unreadable records that WHICH names
     #[arg(long)]
     forget: bool,
-    /// First recreate missing records and leases for what pods have, after /run/rail-cni was emptied
+    /// First recreate missing records and leases for what pods have, after /run/rail-cni was
+    /// emptied
     #[arg(long)]
     rebuild: bool,
     /// Also reap attachments whose pod cannot be checked; be sure it is gone
@@ -76,8 +77,8 @@ struct Reaped {
     dropped: Vec<String>,
 }
 
-/// Reaps all attachments that the arguments select, and prints the outcome. The exit status is 1 when something
-/// remains.
+/// Reaps all attachments that the arguments select, and prints the outcome. The exit status is 1
+/// when something remains.
 pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
     node.check_place(None)?;
     let mut reaped = Reaped::default();
@@ -105,24 +106,40 @@ pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
         }
     }
     for which in unknown {
-        let known =
-            "WHICH is a container ID, NAMESPACE/POD, the id of a device, or the file of a damaged record";
+        let known = "WHICH is a container ID, NAMESPACE/POD, the id of a device, or the file of a damaged record";
         output::say(&format!("nothing on this node is called {which}: {known}"));
     }
     output::print(&match output {
         Output::Json => output::pretty(&reaped.json(args.dry_run)),
         Output::Table => reaped.text(args.dry_run),
     })?;
-    let is_done = reaped.left.is_empty() && reaped.pending.is_empty() && reaped.unreadable.is_empty();
-    Ok(if args.dry_run || is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let is_done =
+        reaped.left.is_empty() && reaped.pending.is_empty() && reaped.unreadable.is_empty();
+    Ok(if args.dry_run || is_done {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 impl Reaped {
     fn json(&self, dry_run: bool) -> Value {
-        let given_back: Vec<_> = self.given_back.iter().map(|record| json(record, None)).collect();
-        let left: Vec<_> = self.left.iter().map(|(record, error)| json(record, error.as_deref())).collect();
+        let given_back: Vec<_> = self
+            .given_back
+            .iter()
+            .map(|record| json(record, None))
+            .collect();
+        let left: Vec<_> = self
+            .left
+            .iter()
+            .map(|(record, error)| json(record, error.as_deref()))
+            .collect();
         let steps = |records: &[Record]| records.iter().map(left::json).collect::<Vec<_>>();
-        let rebuilt: Vec<_> = self.rebuilt.iter().map(|record| json(record, None)).collect();
+        let rebuilt: Vec<_> = self
+            .rebuilt
+            .iter()
+            .map(|record| json(record, None))
+            .collect();
         let lost: Vec<_> = self.not_rebuilt.iter().map(Lost::json).collect();
         json!({"dryRun": dry_run, "rebuilt": rebuilt, "lost": lost,
             "addresses": self.addresses.iter().map(|one| json!({"address": one.address, "interface": one.ifname,
@@ -132,13 +149,33 @@ impl Reaped {
     }
 
     fn text(&self, dry_run: bool) -> String {
-        let mut lines: Vec<_> =
-            self.rebuilt.iter().map(|record| format!("recorded {}", describe(record))).collect();
-        lines.extend(self.not_rebuilt.iter().map(|lost| format!("would record it: {}", lost.describe())));
-        lines.extend(self.addresses.iter().map(|Found { address, ifname, netns }| {
-            format!("leased {address} to {ifname} in the namespace {}", netns.path.display())
-        }));
-        lines.extend(self.given_back.iter().map(|record| format!("returned {}", describe(record))));
+        let mut lines: Vec<_> = self
+            .rebuilt
+            .iter()
+            .map(|record| format!("recorded {}", describe(record)))
+            .collect();
+        lines.extend(
+            self.not_rebuilt
+                .iter()
+                .map(|lost| format!("would record it: {}", lost.describe())),
+        );
+        lines.extend(self.addresses.iter().map(
+            |Found {
+                 address,
+                 ifname,
+                 netns,
+             }| {
+                format!(
+                    "leased {address} to {ifname} in the namespace {}",
+                    netns.path.display()
+                )
+            },
+        ));
+        lines.extend(
+            self.given_back
+                .iter()
+                .map(|record| format!("returned {}", describe(record))),
+        );
         lines.extend(self.left.iter().map(|(record, error)| match error {
             Some(error) => format!("cannot return {}: {error}", describe(record)),
             None => format!("would return {}", describe(record)),
@@ -148,14 +185,22 @@ impl Reaped {
         let pending = self.pending.iter().map(|record| ("pending for", record));
         let forgotten = self.forgotten.iter().map(|record| ("forgotten of", record));
         for (how, record) in pending.chain(forgotten) {
-            lines.extend(left::lines(record).iter().map(|line| format!("{how} {line}")));
+            lines.extend(
+                left::lines(record)
+                    .iter()
+                    .map(|line| format!("{how} {line}")),
+            );
         }
         lines.extend(self.unreadable.iter().map(|name| {
             format!(
                 "the record {name} cannot be read: if no pod has its device, run `railctl reap --forget {name}`"
             )
         }));
-        lines.extend(self.dropped.iter().map(|name| format!("dropped the unreadable record {name}")));
+        lines.extend(
+            self.dropped
+                .iter()
+                .map(|name| format!("dropped the unreadable record {name}")),
+        );
         let mut sum = format!(
             "{} returned, {} remaining, {} in use",
             self.given_back.len(),
@@ -163,26 +208,36 @@ impl Reaped {
             self.in_use
         );
         if !self.undone.is_empty() || !self.pending.is_empty() || !self.forgotten.is_empty() {
-            let (undone, pending, forgotten) = (self.undone.len(), self.pending.len(), self.forgotten.len());
-            sum += &format!("; left by others: {undone} undone, {pending} pending, {forgotten} forgotten");
+            let (undone, pending, forgotten) =
+                (self.undone.len(), self.pending.len(), self.forgotten.len());
+            sum += &format!(
+                "; left by others: {undone} undone, {pending} pending, {forgotten} forgotten"
+            );
             if pending > 0 && !dry_run {
                 sum += "; run `railctl reap --forget` to give up";
             }
         }
         lines.push(sum);
-        lines.iter().map(|line| output::printable(line) + "\n").collect()
+        lines
+            .iter()
+            .map(|line| output::printable(line) + "\n")
+            .collect()
     }
 }
 
 fn rebuild(args: &ReapArgs, node: &Node, reaped: &mut Reaped) -> Result<()> {
     let lost = Inventory::take(node)?.lost;
-    let meant = lost.into_iter().filter(|lost| args.which.is_empty() || args.which.contains(&lost.id));
+    let meant = lost
+        .into_iter()
+        .filter(|lost| args.which.is_empty() || args.which.contains(&lost.id));
     for lost in meant {
         if args.dry_run {
             reaped.not_rebuilt.push(lost);
             continue;
         }
-        reaped.rebuilt.extend(lost.rebuild(&Records::open(node)?, node, &mut Socket::open()?)?);
+        reaped
+            .rebuilt
+            .extend(lost.rebuild(&Records::open(node)?, node, &mut Socket::open()?)?);
     }
     if args.which.is_empty() && !args.dry_run {
         reaped.addresses = rebuild::leases(node)?;
@@ -190,8 +245,14 @@ fn rebuild(args: &ReapArgs, node: &Node, reaped: &mut Reaped) -> Result<()> {
     Ok(())
 }
 
-/// Reaps the attachments. What was pending before comes first: what becomes pending by this has been tried once by then.
-fn reap_attachments(records: &Records, node: &Node, args: &ReapArgs, reaped: &mut Reaped) -> Result<()> {
+/// Reaps the attachments. What was pending before comes first: what becomes pending by this has
+/// been tried once by then.
+fn reap_attachments(
+    records: &Records,
+    node: &Node,
+    args: &ReapArgs,
+    reaped: &mut Reaped,
+) -> Result<()> {
     let mut pending = records.pending()?;
     pending.retain(|pending| args.means(&pending.record));
     retry(records, pending, node, args, reaped);
@@ -202,9 +263,12 @@ fn reap_attachments(records: &Records, node: &Node, args: &ReapArgs, reaped: &mu
             reaped.left.push((record, Some(format!("{error:#}"))));
         }
     }
-    // Those that an ADD has just made, for it does not wait for them, and those that waited for what came back now.
+    // Those that an ADD has just made, for it does not wait for them, and those that waited for
+    // what came back now.
     let mut due = records.pending()?;
-    due.retain(|pending| args.means(&pending.record) && is_due(&pending.record, &reaped.given_back));
+    due.retain(|pending| {
+        args.means(&pending.record) && is_due(&pending.record, &reaped.given_back)
+    });
     retry(records, due, node, args, reaped);
     Ok(())
 }
@@ -227,8 +291,12 @@ fn retry(records: &Records, all: Vec<Pending>, node: &Node, args: &ReapArgs, rea
 }
 
 fn retry_one(records: &Records, pending: &Pending, node: &Node, reaped: &mut Reaped) -> Result<()> {
-    let Some(_lock) = records.locks.try_attachment(&pending.record.owner.key())? else { return Ok(()) };
-    let Some(mut pending) = records.pending_now(pending) else { return Ok(()) };
+    let Some(_lock) = records.locks.try_attachment(&pending.record.owner.key())? else {
+        return Ok(());
+    };
+    let Some(mut pending) = records.pending_now(pending) else {
+        return Ok(());
+    };
     pending::retry(&mut pending, records, node, PATIENCE)?;
     if !pending.record.is_left() {
         reaped.undone.push(pending.record);
@@ -238,7 +306,11 @@ fn retry_one(records: &Records, pending: &Pending, node: &Node, reaped: &mut Rea
 
 /// What is pending now; given up where the arguments say so.
 fn report_pending(records: &Records, args: &ReapArgs, reaped: &mut Reaped) -> Result<()> {
-    for pending in records.pending()?.into_iter().filter(|pending| args.means(&pending.record)) {
+    for pending in records
+        .pending()?
+        .into_iter()
+        .filter(|pending| args.means(&pending.record))
+    {
         if args.forget && !args.dry_run {
             records.forget(&pending)?;
             reaped.forgotten.push(pending.record);
@@ -246,19 +318,29 @@ fn report_pending(records: &Records, args: &ReapArgs, reaped: &mut Reaped) -> Re
             reaped.in_use += 1;
         } else {
             // Whoever was busy may have undone it since the listing.
-            reaped.pending.extend(records.pending_now(&pending).map(|pending| pending.record));
+            reaped
+                .pending
+                .extend(records.pending_now(&pending).map(|pending| pending.record));
         }
     }
     Ok(())
 }
 
-fn reap_one(records: &Records, of: &Record, node: &Node, args: &ReapArgs, reaped: &mut Reaped) -> Result<()> {
+fn reap_one(
+    records: &Records,
+    of: &Record,
+    node: &Node,
+    args: &ReapArgs,
+    reaped: &mut Reaped,
+) -> Result<()> {
     let key = of.owner.key();
     let Some(_lock) = records.locks.try_attachment(&key)? else {
         reaped.in_use += 1;
         return Ok(());
     };
-    let Some(record) = records.find(&key)? else { return Ok(()) };
+    let Some(record) = records.find(&key)? else {
+        return Ok(());
+    };
     match state::of(&record, node, &mut Socket::open()?)? {
         State::Live(_) | State::Elsewhere => reaped.in_use += 1,
         State::Unknown(why) if !args.force => {
@@ -292,7 +374,15 @@ fn describe(record: &Record) -> String {
 }
 
 fn json(record: &Record, error: Option<&str>) -> Value {
-    let Owner { device, network, container_id, ifname, pod, since, .. } = &record.owner;
+    let Owner {
+        device,
+        network,
+        container_id,
+        ifname,
+        pod,
+        since,
+        ..
+    } = &record.owner;
     json!({"device": device.id, "netdev": device.link.as_ref().map(|link| &link.name), "network": network,
         "containerID": container_id, "ifname": ifname, "pod": pod, "since": since, "error": error})
 }

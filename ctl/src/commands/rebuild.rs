@@ -1,4 +1,5 @@
-//! Devices and addresses that pods have without a record: they are found by a search through the network namespaces.
+//! Devices and addresses that pods have without a record: they are found by a search through the
+//! network namespaces.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -54,10 +55,18 @@ pub fn find(functions: &HashSet<String>) -> Result<Vec<Lost>> {
     let deadline = Instant::now() + watchdog::part(SEARCH);
     let seen = every_netns::visit(Which::All, deadline, |socket, netns| {
         for link in link::seen(socket)? {
-            let Some(id) = link.parent.clone().filter(|id| functions.contains(id)) else { continue };
-            // A VLAN has no parent; a representor's parent is its PF's function, which is on the host.
+            let Some(id) = link.parent.clone().filter(|id| functions.contains(id)) else {
+                continue;
+            };
+            // A VLAN has no parent; a representor's parent is its PF's function, which is on the
+            // host.
             let addresses = addresses(socket, &link)?;
-            found.push(Lost { id, link, addresses, netns: netns.to_owned() });
+            found.push(Lost {
+                id,
+                link,
+                addresses,
+                netns: netns.to_owned(),
+            });
         }
         Ok(ControlFlow::Continue(()))
     })?;
@@ -69,30 +78,52 @@ pub fn find(functions: &HashSet<String>) -> Result<Vec<Lost>> {
 
 fn addresses(socket: &mut Socket, link: &Link) -> Result<Vec<ipnet::IpNet>> {
     let all = address::all(socket, link.index)?;
-    Ok(all.into_iter().filter(|one| !one.is_link_local()).map(|one| one.net).collect())
+    Ok(all
+        .into_iter()
+        .filter(|one| !one.is_link_local())
+        .map(|one| one.net)
+        .collect())
 }
 
-/// What to do about a device without a record. Another plugin's DEL gives its device back by itself: a record of ours would
-/// take what that pod has for the original.
-pub const REMEDY: &str = "end that pod; if rail-cni attached the device, `railctl reap --rebuild` records it";
+/// What to do about a device without a record. Another plugin's DEL gives its device back by
+/// itself: a record of ours would take what that pod has for the original.
+pub const REMEDY: &str =
+    "end that pod; if rail-cni attached the device, `railctl reap --rebuild` records it";
 
 impl Lost {
     /// Where the device is, for people.
     pub fn describe(&self) -> String {
-        let Lost { id, link, netns, .. } = self;
-        format!("{id} is {} in the namespace {}, and there is no record of it", link.name, netns.display())
+        let Lost {
+            id, link, netns, ..
+        } = self;
+        format!(
+            "{id} is {} in the namespace {}, and there is no record of it",
+            link.name,
+            netns.display()
+        )
     }
 
     /// The same for programs.
     pub fn json(&self) -> Value {
-        let Lost { id, link, addresses, netns } = self;
+        let Lost {
+            id,
+            link,
+            addresses,
+            netns,
+        } = self;
         json!({"device": id, "interface": link.name, "addresses": addresses, "netns": netns})
     }
 
-    /// Writes a record of what can be seen, unless an ADD has put the device on record since it was found, or it is on the
-    /// host again. The original state is what is pending of an earlier pod; where nothing is, it cannot be seen: MTU and MAC
-    /// stay as they are, and the name will be the device's usual one.
-    pub fn rebuild(&self, records: &Records, node: &Node, host: &mut Socket) -> Result<Option<Record>> {
+    /// Writes a record of what can be seen, unless an ADD has put the device on record since it was
+    /// found, or it is on the host again. The original state is what is pending of an earlier pod;
+    /// where nothing is, it cannot be seen: MTU and MAC stay as they are, and the name will be the
+    /// device's usual one.
+    pub fn rebuild(
+        &self,
+        records: &Records,
+        node: &Node,
+        host: &mut Socket,
+    ) -> Result<Option<Record>> {
         let id = DeviceId::parse(&self.id)
             .with_context(|| format!("{} is not the address of a device", self.id))?;
         let function = Function::find(&node.sysfs_root, &id)?;
@@ -106,11 +137,19 @@ impl Lost {
         record.plan(Change::Links);
         record.plan(Change::Move);
         let addresses = self.addresses.clone();
-        record.plan(Change::Rail(Rail { mtu: Some(self.link.mtu), addresses, ..Rail::default() }));
+        record.plan(Change::Rail(Rail {
+            mtu: Some(self.link.mtu),
+            addresses,
+            ..Rail::default()
+        }));
         let previous = earliest(records, &self.id)?;
         if let Some(previous) = &previous {
-            // Which settings the network made is not known: all that were known before are restored.
-            let anew = |vf: &Vf| Vf { wanted: VfState::default(), ..vf.clone() };
+            // Which settings the network made is not known: all that were known before are
+            // restored.
+            let anew = |vf: &Vf| Vf {
+                wanted: VfState::default(),
+                ..vf.clone()
+            };
             for step in previous.left() {
                 match &step.change {
                     Change::Vf(vf) => record.plan(Change::Vf(anew(vf))),
@@ -133,7 +172,13 @@ impl Lost {
         Ok(Some(record))
     }
 
-    fn owner(&self, id: &DeviceId, function: &Function, node: &Node, host: &mut Socket) -> Result<Owner> {
+    fn owner(
+        &self,
+        id: &DeviceId,
+        function: &Function,
+        node: &Node,
+        host: &mut Socket,
+    ) -> Result<Owner> {
         let pf = function.pf(&node.sysfs_root)?.map(|pf| pf.address);
         let mut was = self.link.clone();
         was.name = usual_name(id, &self.link, node)?;
@@ -142,7 +187,10 @@ impl Lost {
         let netns = netns.with_context(|| format!("{} vanished", self.netns.display()))?;
         let mut rail = None;
         for one in &node.rails {
-            let by_name = link::by_name(host, &one.pf).ok().flatten().and_then(|link| link.parent);
+            let by_name = link::by_name(host, &one.pf)
+                .ok()
+                .flatten()
+                .and_then(|link| link.parent);
             if pf.as_ref() == Some(&one.pf) || (by_name.is_some() && by_name == pf) {
                 rail = rail.or(Some(one.rail));
             }
@@ -158,17 +206,23 @@ impl Lost {
         Ok(Owner {
             rail,
             rebuilt: true,
-            inside: Inside { index: self.link.index.get(), mac: self.link.mac.clone() },
+            inside: Inside {
+                index: self.link.index.get(),
+                mac: self.link.mac.clone(),
+            },
             ..Owner::new(&key_in(&netns, &self.link.name), netns, device)?
         })
     }
 }
 
-/// The earliest attachment of which something is left of the device `id`: its record has the original state.
+/// The earliest attachment of which something is left of the device `id`: its record has the
+/// original state.
 fn earliest(records: &Records, id: &str) -> Result<Option<Record>> {
     let mut earliest: Option<Record> = None;
     for Pending { record, .. } in records.pending_of(id)? {
-        let is_first = earliest.as_ref().is_none_or(|other| record.owner.since < other.owner.since);
+        let is_first = earliest
+            .as_ref()
+            .is_none_or(|other| record.owner.since < other.owner.since);
         if is_first && record.is_left_of_device() && record.owner.is_of_this_boot()? {
             earliest = Some(record);
         }
@@ -181,17 +235,20 @@ const MOST: usize = 4096;
 /// A pod can make thousands of namespaces, and no address is given before each was examined.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// After the run directory was emptied: makes leases of the addresses that namespaces have, and lets ADD give others. Returns
-/// them; none where nothing was emptied.
+/// After the run directory was emptied: makes leases of the addresses that namespaces have, and
+/// lets ADD give others. Returns them; none where nothing was emptied.
 pub fn leases(node: &Node) -> Result<Vec<Found>> {
-    let Some(rebuilding) = Rebuilding::begin(node)? else { return Ok(Vec::new()) };
+    let Some(rebuilding) = Rebuilding::begin(node)? else {
+        return Ok(Vec::new());
+    };
     let found = addresses_in_use()?;
     lease::rebuild(node, &found)?;
     rebuilding.end()?;
     Ok(found)
 }
 
-/// The addresses of every namespace but the host's. Fails if one cannot be asked: its address would be given again.
+/// The addresses of every namespace but the host's. Fails if one cannot be asked: its address would
+/// be given again.
 fn addresses_in_use() -> Result<Vec<Found>> {
     let mut found = Vec::new();
     let seen = every_netns::visit(Which::All, Instant::now() + LONGEST, |socket, path| {
@@ -204,11 +261,18 @@ fn addresses_in_use() -> Result<Vec<Found>> {
         let Some(netns) = NetnsId::of(path).with_context(cannot)? else {
             return Ok(ControlFlow::Continue(()));
         };
-        let all = address::in_namespace(socket).with_context(cannot)?.into_iter();
+        let all = address::in_namespace(socket)
+            .with_context(cannot)?
+            .into_iter();
         let all = all.filter(|(_, one)| !one.is_link_local() && !one.net.addr().is_loopback());
         for (index, one) in all.take(MOST) {
-            let ifname = link::by_index(socket, index)?.map_or_else(|| index.to_string(), |link| link.name);
-            found.push(Found { address: one.net.addr(), ifname, netns: netns.clone() });
+            let ifname =
+                link::by_index(socket, index)?.map_or_else(|| index.to_string(), |link| link.name);
+            found.push(Found {
+                address: one.net.addr(),
+                ifname,
+                netns: netns.clone(),
+            });
         }
         Ok(ControlFlow::Continue(()))
     })?;

@@ -1,4 +1,5 @@
-//! What `plan`, `import` and `lease` print for a program when they refuse: the reason in one word, and the facts.
+//! What `plan`, `import` and `lease` print for a program when they refuse: the reason in one word,
+//! and the facts.
 
 use anyhow::{Error, Result};
 use serde_json::{Value, json};
@@ -7,7 +8,8 @@ use super::change::{Obstacle, Outside, Taken};
 use crate::output::{Lines, Output, pretty, print};
 use rail_cni::error::{Code, code_of};
 
-/// Prints why a command that a program runs has failed, and leaves the error for people to the caller.
+/// Prints why a command that a program runs has failed, and leaves the error for people to the
+/// caller.
 pub fn told<T>(done: Result<T>, output: Output) -> Result<T> {
     if let (Err(error), Output::Json) = (&done, output) {
         print(&pretty(&json!({ "refused": refused(error) })))?;
@@ -58,7 +60,12 @@ mod tests {
         for (error, expected) in [
             (Obstacle::Held(Vec::new()).into(), "held"),
             (Obstacle::Taken(Vec::new()).into(), "taken"),
-            (Err::<(), _>(faults()).context("nothing was imported").unwrap_err(), "invalid"),
+            (
+                Err::<(), _>(faults())
+                    .context("nothing was imported")
+                    .unwrap_err(),
+                "invalid",
+            ),
             (failure!(InvalidConfig, "x"), "invalid"),
             (failure!(TryAgain, "x"), "held"),
             (failure!(NotAvailable, "x"), "no-pool"),

@@ -51,11 +51,15 @@ pub fn release(node: &Node, args: &ReleaseArgs, output: Output) -> Result<ExitCo
         if args.pool.as_ref().is_some_and(|pool| *pool != folder.pool) {
             return Ok(());
         }
-        let Some(lock) = folder.lock()? else { return Ok(()) };
+        let Some(lock) = folder.lock()? else {
+            return Ok(());
+        };
         let entries = folder.entries()?;
         let mut left = entries.len();
         for entry in entries {
-            let Some((lease, state)) = look(folder, &entry, node)? else { continue };
+            let Some((lease, state)) = look(folder, &entry, node)? else {
+                continue;
+            };
             if !args.selects(&entry, lease.as_ref().ok(), &state) {
                 // It may be one of that container.
                 unknown.extend(lease.err().filter(|_| args.container.is_some()));
@@ -64,13 +68,22 @@ pub fn release(node: &Node, args: &ReleaseArgs, output: Output) -> Result<ExitCo
             let mut json = lease_json(&entry, &lease, &state);
             json["node"] = folder.node_name.as_str().into();
             json["pool"] = folder.pool.as_str().into();
-            let claim = lease.as_ref().ok().and_then(|lease| lease.holder.claim.clone());
+            let claim = lease
+                .as_ref()
+                .ok()
+                .and_then(|lease| lease.holder.claim.clone());
             let who = lease.map_or_else(|_| "unknown".to_owned(), |lease| lease.holder.to_string());
-            let text = format!("{} of pool {} from {who} ({})", entry.address, folder.pool, state.word());
+            let text = format!(
+                "{} of pool {} from {who} ({})",
+                entry.address,
+                folder.pool,
+                state.word()
+            );
             let kept = match state {
-                State::Live if args.claim.is_some() => {
-                    claim.map(|claim| claim.is_away(node)).transpose()?.flatten()
-                }
+                State::Live if args.claim.is_some() => claim
+                    .map(|claim| claim.is_away(node))
+                    .transpose()?
+                    .flatten(),
                 State::Live if claim.is_some() => Some("its claim has not ended".to_owned()),
                 State::Live => Some("its network namespace exists".to_owned()),
                 State::Unknown(why) => Some(format!("cannot tell whether it is alive: {why}")),
@@ -91,17 +104,32 @@ pub fn release(node: &Node, args: &ReleaseArgs, output: Output) -> Result<ExitCo
         Ok(())
     })?;
 
-    let jsons = |list: &[(String, Value)]| list.iter().map(|(_, json)| json.clone()).collect::<Vec<_>>();
+    let jsons = |list: &[(String, Value)]| {
+        list.iter()
+            .map(|(_, json)| json.clone())
+            .collect::<Vec<_>>()
+    };
     match output {
         Output::Json => {
-            print(&pretty(&json!({"released": jsons(&released), "refused": jsons(&refused)})))?;
+            print(&pretty(
+                &json!({"released": jsons(&released), "refused": jsons(&refused)}),
+            ))?;
         }
         Output::Table => {
-            print(&released.iter().map(|(text, _)| format!("released {text}\n")).collect::<String>())?;
+            print(
+                &released
+                    .iter()
+                    .map(|(text, _)| format!("released {text}\n"))
+                    .collect::<String>(),
+            )?;
         }
     }
     for (text, _) in &refused {
-        let how = if args.dead { "`release --address` with --force" } else { "--force" };
+        let how = if args.dead {
+            "`release --address` with --force"
+        } else {
+            "--force"
+        };
         output::say(&format!("refused {text}; {how} releases it all the same"));
     }
     unknown.iter().for_each(|why| output::say(why));
@@ -110,12 +138,20 @@ pub fn release(node: &Node, args: &ReleaseArgs, output: Output) -> Result<ExitCo
     }
     if released.is_empty() && refused.is_empty() {
         output::say("no such lease: `railctl leases --all-nodes` prints all leases");
-        // A clean-up usually has nothing to do, and who releases a claim again should succeed. Else a lease that was named
-        // should exist.
+        // A clean-up usually has nothing to do, and who releases a claim again should succeed. Else
+        // a lease that was named should exist.
         let is_done = args.dead || args.claim.is_some();
-        return Ok(if is_done { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        return Ok(if is_done {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        });
     }
-    Ok(if refused.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if refused.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 impl ReleaseArgs {

@@ -18,7 +18,10 @@ const MOST_LINES: usize = 200;
 pub fn tell(import: &Import) {
     let say = |text: &str| output::say(text);
     import.warnings.iter().for_each(|warning| say(warning));
-    import.outside.iter().for_each(|lease| say(&lease.to_string()));
+    import
+        .outside
+        .iter()
+        .for_each(|lease| say(&lease.to_string()));
     let taken = import.taken.iter().map(|taken| taken.to_string());
     few(taken.collect()).iter().for_each(|taken| say(taken));
 }
@@ -32,7 +35,8 @@ pub enum Run {
     Dry,
 }
 
-/// Prints what a plan changes in the store. For programs, also the places of these nodes in the fabric.
+/// Prints what a plan changes in the store. For programs, also the places of these nodes in the
+/// fabric.
 pub fn show_changes(import: &Import, plan: &Plan, run: Run, output: Output) -> Result<()> {
     let mut counts = BTreeMap::new();
     for line in &import.lines {
@@ -57,14 +61,26 @@ pub fn show_changes(import: &Import, plan: &Plan, run: Run, output: Output) -> R
                 let nodes: BTreeSet<_> = import.lines.iter().map(|line| &line.node_name).collect();
                 places.retain(|node_name, _| nodes.contains(node_name));
             }
-            print(&pretty(&json!({"dryRun": run == Run::Dry, "allocations": lines, "counts": counts,
-                "outside": outside, "taken": taken, "warnings": warnings, "places": places})))
+            print(&pretty(
+                &json!({"dryRun": run == Run::Dry, "allocations": lines, "counts": counts,
+                "outside": outside, "taken": taken, "warnings": warnings, "places": places}),
+            ))
         }
         Output::Table => {
-            let table =
-                if import.lines.len() > MOST_LINES { table_of_pools(import) } else { table_of_nodes(import) };
-            let counts: Vec<_> = counts.iter().map(|(change, count)| format!("{count} {change}")).collect();
-            let end = if run == Run::Dry { " (nothing written)" } else { "" };
+            let table = if import.lines.len() > MOST_LINES {
+                table_of_pools(import)
+            } else {
+                table_of_nodes(import)
+            };
+            let counts: Vec<_> = counts
+                .iter()
+                .map(|(change, count)| format!("{count} {change}"))
+                .collect();
+            let end = if run == Run::Dry {
+                " (nothing written)"
+            } else {
+                ""
+            };
             print(&format!("{table}{}{end}\n", counts.join(", ")))
         }
     }
@@ -72,12 +88,22 @@ pub fn show_changes(import: &Import, plan: &Plan, run: Run, output: Output) -> R
 
 fn table_of_nodes(import: &Import) -> String {
     let rows = import.lines.iter().map(|line| {
-        let Line { node_name, pool, before, after, takes_place_of } = line;
+        let Line {
+            node_name,
+            pool,
+            before,
+            after,
+            takes_place_of,
+        } = line;
         let side = |side: &Option<Allocation>| side.as_ref().map(columns);
         let cells = match (side(before), side(after)) {
             (Some(before), Some(after)) => std::array::from_fn(|cell| {
                 let (old, new) = (&before[cell], &after[cell]);
-                if old == new { new.clone() } else { format!("{new} (was {old})") }
+                if old == new {
+                    new.clone()
+                } else {
+                    format!("{new} (was {old})")
+                }
             }),
             (before, after) => after.or(before).unwrap_or_default(),
         };
@@ -86,23 +112,44 @@ fn table_of_nodes(import: &Import) -> String {
         if let Some(other) = takes_place_of {
             change.push_str(&format!(", in the place of {other}"));
         }
-        vec![node_name.clone(), pool.clone(), prefix, gateway, routes, change]
+        vec![
+            node_name.clone(),
+            pool.clone(),
+            prefix,
+            gateway,
+            routes,
+            change,
+        ]
     });
-    table(&["NODE", "POOL", "PREFIX", "GATEWAY", "ROUTES", "CHANGE"], rows)
+    table(
+        &["NODE", "POOL", "PREFIX", "GATEWAY", "ROUTES", "CHANGE"],
+        rows,
+    )
 }
 
 /// The number of nodes that change in each pool, and the name of one of them.
 fn table_of_pools(import: &Import) -> String {
     let mut pools: BTreeMap<(&str, &str), (usize, &str)> = BTreeMap::new();
     for line in &import.lines {
-        let (count, _) = pools.entry((&line.pool, line.change())).or_insert((0, &line.node_name));
+        let (count, _) = pools
+            .entry((&line.pool, line.change()))
+            .or_insert((0, &line.node_name));
         *count += 1;
     }
-    let rows = pools.into_iter().map(|((pool, change), (count, node_name))| {
-        let more = if count > 1 { format!("{node_name}, ...") } else { node_name.to_owned() };
-        vec![pool.to_owned(), change.to_owned(), count.to_string(), more]
-    });
-    table(&["POOL", "CHANGE", "NODES", "WHICH (--output json: all)"], rows)
+    let rows = pools
+        .into_iter()
+        .map(|((pool, change), (count, node_name))| {
+            let more = if count > 1 {
+                format!("{node_name}, ...")
+            } else {
+                node_name.to_owned()
+            };
+            vec![pool.to_owned(), change.to_owned(), count.to_string(), more]
+        });
+    table(
+        &["POOL", "CHANGE", "NODES", "WHICH (--output json: all)"],
+        rows,
+    )
 }
 
 /// The kind of change, with the fields that the other columns do not show.
@@ -117,15 +164,31 @@ fn changed(before: &Option<Allocation>, after: &Option<Allocation>) -> String {
                 ("exclusions", before.exclusions != after.exclusions),
                 ("leaf port", before.leaf_ports != after.leaf_ports),
             ];
-            let unseen: Vec<_> = unseen.iter().filter(|(_, differs)| *differs).map(|(key, _)| *key).collect();
-            if unseen.is_empty() { "changed".to_owned() } else { format!("changed ({})", unseen.join(", ")) }
+            let unseen: Vec<_> = unseen
+                .iter()
+                .filter(|(_, differs)| *differs)
+                .map(|(key, _)| *key)
+                .collect();
+            if unseen.is_empty() {
+                "changed".to_owned()
+            } else {
+                format!("changed ({})", unseen.join(", "))
+            }
         }
     }
 }
 
 /// The prefix, the gateway and the routes of an allocation, as cells of a table.
 pub fn columns(allocation: &Allocation) -> [String; 3] {
-    let routes: Vec<_> = allocation.routes.iter().map(|to| to.dst.to_string()).collect();
+    let routes: Vec<_> = allocation
+        .routes
+        .iter()
+        .map(|to| to.dst.to_string())
+        .collect();
     let gateway = allocation.gateway.map(|gateway| gateway.to_string());
-    [allocation.prefix.to_string(), gateway.unwrap_or_default(), routes.join(",")]
+    [
+        allocation.prefix.to_string(),
+        gateway.unwrap_or_default(),
+        routes.join(","),
+    ]
 }

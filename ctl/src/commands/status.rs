@@ -20,12 +20,26 @@ use rail_cni::attach::state::State;
 use rail_cni::node::Node;
 use rail_cni::sysfs::Function;
 
-const RAILS: [&str; 10] = ["RAIL", "PF", "NETDEV", "LINK", "MTU", "VFS", "ATTACHED", "DEAD", "FREE", "RDMA"];
-const ATTACHMENTS: [&str; 11] =
-    ["RAIL", "DEVICE", "POD", "INTERFACE", "ADDRESS", "MTU", "LINK", "RDMA", "GID", "AGE", "STATE"];
+const RAILS: [&str; 10] = [
+    "RAIL", "PF", "NETDEV", "LINK", "MTU", "VFS", "ATTACHED", "DEAD", "FREE", "RDMA",
+];
+const ATTACHMENTS: [&str; 11] = [
+    "RAIL",
+    "DEVICE",
+    "POD",
+    "INTERFACE",
+    "ADDRESS",
+    "MTU",
+    "LINK",
+    "RDMA",
+    "GID",
+    "AGE",
+    "STATE",
+];
 const NO_RAILS: &str = "this node has no rails: node.json lists none, and no NIC has SR-IOV";
 
-/// Prints the inventory and what there is to do. The exit status is 1 when there is something to do.
+/// Prints the inventory and what there is to do. The exit status is 1 when there is something to
+/// do.
 pub fn status(node: &Node, output: Output) -> Result<ExitCode> {
     show(node, |name, inventory, todo| match output {
         Output::Json => output::pretty(&json(name, inventory, todo)),
@@ -35,14 +49,20 @@ pub fn status(node: &Node, output: Output) -> Result<ExitCode> {
 
 /// The same as a page for a browser.
 pub fn status_page(node: &Node) -> Result<ExitCode> {
-    show(node, |name, inventory, todo| page::page(name, inventory, todo, SystemTime::now()))
+    show(node, |name, inventory, todo| {
+        page::page(name, inventory, todo, SystemTime::now())
+    })
 }
 
 fn show(node: &Node, form: impl FnOnce(&str, &Inventory, &[String]) -> String) -> Result<ExitCode> {
     let inventory = Inventory::take(node)?;
     let todo = todo(node, &inventory);
     output::print(&form(&node.name()?, &inventory, &todo))?;
-    Ok(if todo.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if todo.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Numbers of a rail's VFs.
@@ -57,15 +77,40 @@ struct Count {
 
 impl Count {
     fn of(rail: &Rail, inventory: &Inventory) -> Count {
-        let held = rail.vfs.iter().filter(|vf| inventory.is_held(&vf.function)).count();
-        let holders = rail.vfs.iter().filter_map(|vf| inventory.holder(&vf.function));
-        let dead = holders.filter(|holder| holder.is_left_over() || holder.is_missing()).count();
-        let lost = rail.vfs.iter().filter(|vf| inventory.lost(&vf.function).is_some()).count();
+        let held = rail
+            .vfs
+            .iter()
+            .filter(|vf| inventory.is_held(&vf.function))
+            .count();
+        let holders = rail
+            .vfs
+            .iter()
+            .filter_map(|vf| inventory.holder(&vf.function));
+        let dead = holders
+            .filter(|holder| holder.is_left_over() || holder.is_missing())
+            .count();
+        let lost = rail
+            .vfs
+            .iter()
+            .filter(|vf| inventory.lost(&vf.function).is_some())
+            .count();
         let is_unbound = |function: &Function| {
-            function.driver().is_none() && !inventory.is_held(function) && inventory.lost(function).is_none()
+            function.driver().is_none()
+                && !inventory.is_held(function)
+                && inventory.lost(function).is_none()
         };
-        let unbound = rail.vfs.iter().filter(|vf| is_unbound(&vf.function)).count();
-        Count { enabled: rail.vfs.len(), attached: held - dead, dead, lost, unbound }
+        let unbound = rail
+            .vfs
+            .iter()
+            .filter(|vf| is_unbound(&vf.function))
+            .count();
+        Count {
+            enabled: rail.vfs.len(),
+            attached: held - dead,
+            dead,
+            lost,
+            unbound,
+        }
     }
 
     fn free(&self) -> usize {
@@ -86,11 +131,19 @@ pub fn pf_link(rail: &Rail, inventory: &Inventory) -> &'static str {
 
 /// How many planes of the rail have a carrier, where a pod has a minimum.
 fn planes(rail: &Rail, inventory: &Inventory) -> String {
-    let Some(number) = rail.rail else { return String::new() };
+    let Some(number) = rail.rail else {
+        return String::new();
+    };
     let of_rail = inventory.attachments.iter().filter(|one| one.is_live());
-    let of_rail =
-        of_rail.filter(|one| one.record.owner.rail.is_some_and(|other| is_same_rail(number, other)));
-    let Some(min) = of_rail.filter_map(|one| one.record.owner.min_planes).max() else { return String::new() };
+    let of_rail = of_rail.filter(|one| {
+        one.record
+            .owner
+            .rail
+            .is_some_and(|other| is_same_rail(number, other))
+    });
+    let Some(min) = of_rail.filter_map(|one| one.record.owner.min_planes).max() else {
+        return String::new();
+    };
     let (up, all) = inventory.planes(number);
     format!(" ({up} of the rail's {all} planes have one; minPlanes {min})")
 }
@@ -99,17 +152,22 @@ fn planes(rail: &Rail, inventory: &Inventory) -> String {
 fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
     let mut todo = Vec::new();
     for rail in &inventory.rails {
-        let (title, name) = (rail.title(), rail.link.as_ref().map_or(rail.pf(), |link| &link.name));
+        let (title, name) = (
+            rail.title(),
+            rail.link.as_ref().map_or(rail.pf(), |link| &link.name),
+        );
         let holder = rail.function.as_ref().and_then(|pf| inventory.holder(pf));
         let is_left = holder.is_some_and(|one| one.is_left_over() || one.is_missing());
         match pf_link(rail, inventory) {
-            // A DEL leaves a PF as it was, and the next ADD brings it up. What a dead pod left is reported
-            // below.
+            // A DEL leaves a PF as it was, and the next ADD brings it up. What a dead pod left is
+            // reported below.
             "down" if inventory.is_pf_mode(node) || is_left => (),
-            "missing" => {
-                todo.push(format!("{title}: the node has no PF {name}: repair the NIC, or correct node.json"))
-            }
-            "down" => todo.push(format!("{title}: {name} is down: run `ip link set {name} up`")),
+            "missing" => todo.push(format!(
+                "{title}: the node has no PF {name}: repair the NIC, or correct node.json"
+            )),
+            "down" => todo.push(format!(
+                "{title}: {name} is down: run `ip link set {name} up`"
+            )),
             "no-carrier" => {
                 let planes = planes(rail, inventory);
                 todo.push(format!(
@@ -122,21 +180,31 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
     }
     for one in &inventory.attachments {
         let owner = &one.record.owner;
-        let of = owner.pod.as_ref().map_or_else(|| owner.container_id.clone(), |pod| format!("pod {pod}"));
+        let of = owner
+            .pod
+            .as_ref()
+            .map_or_else(|| owner.container_id.clone(), |pod| format!("pod {pod}"));
         let what = format!("{} of {of}", owner.ifname);
         match &one.state {
             State::Live(Some(link)) if !link.up => todo.push(format!("{what} is down")),
             State::Live(Some(link)) if !link.carrier => todo.push(format!("{what} has no carrier")),
             _ if one.is_busy => (),
             State::Elsewhere => {
-                todo.push(format!("{what}: {} is neither in the pod nor on the host", owner.device.id));
+                todo.push(format!(
+                    "{what}: {} is neither in the pod nor on the host",
+                    owner.device.id
+                ));
             }
             State::Missing => {
                 let (id, how) = (&owner.device.id, locate::how_to_end(owner));
-                todo.push(format!("{what}: {id} has not returned from the pod, which is gone: {how}"));
+                todo.push(format!(
+                    "{what}: {id} has not returned from the pod, which is gone: {how}"
+                ));
             }
             State::Unknown(why) => {
-                todo.push(format!("{what}: cannot tell whether its pod is alive: {why}"));
+                todo.push(format!(
+                    "{what}: cannot tell whether its pod is alive: {why}"
+                ));
             }
             State::Live(_) | State::OnHost | State::Dead | State::CutOff => (),
         }
@@ -150,12 +218,26 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
     for lost in &inventory.lost {
         todo.push(format!("{}: {REMEDY}", lost.describe()));
     }
-    let left = inventory.attachments.iter().filter(|one| one.is_left_over()).count();
+    let left = inventory
+        .attachments
+        .iter()
+        .filter(|one| one.is_left_over())
+        .count();
     if left > 0 {
-        let what = if left == 1 { "1 device is".to_owned() } else { format!("{left} devices are") };
-        todo.push(format!("{what} stale: the next ADD restores it; to do so now, run `railctl reap`"));
+        let what = if left == 1 {
+            "1 device is".to_owned()
+        } else {
+            format!("{left} devices are")
+        };
+        todo.push(format!(
+            "{what} stale: the next ADD restores it; to do so now, run `railctl reap`"
+        ));
     }
-    for record in inventory.pending.iter().filter(|record| record.is_left_in_vain()) {
+    for record in inventory
+        .pending
+        .iter()
+        .filter(|record| record.is_left_in_vain())
+    {
         let id = &record.owner.container_id;
         todo.extend(left::lines(record).into_iter().map(|line| {
             format!(
@@ -187,12 +269,20 @@ fn text(node_name: &str, inventory: &Inventory, todo: &[String], now: SystemTime
         text += "\n";
     } else {
         text += "\n";
-        text += &output::table(&RAILS, inventory.rails.iter().map(|rail| rail_row(rail, inventory)));
+        text += &output::table(
+            &RAILS,
+            inventory.rails.iter().map(|rail| rail_row(rail, inventory)),
+        );
     }
     if !inventory.attachments.is_empty() {
         text += "\n";
-        text +=
-            &output::table(&ATTACHMENTS, inventory.attachments.iter().map(|one| row(one, inventory, now)));
+        text += &output::table(
+            &ATTACHMENTS,
+            inventory
+                .attachments
+                .iter()
+                .map(|one| row(one, inventory, now)),
+        );
     }
     let gids = gid_indexes(&inventory.attachments);
     if !gids.is_empty() {
@@ -213,8 +303,13 @@ fn gid_indexes(attachments: &[Attached]) -> Vec<String> {
     for record in attachments.iter().filter(with_gids).map(|one| &one.record) {
         let owner = &record.owner;
         let pod = owner.pod.as_ref();
-        let pod = pod.map_or_else(|| format!("container {}", owner.container_id), |pod| format!("pod {pod}"));
-        pods.entry((pod, &owner.container_id)).or_default().push(record);
+        let pod = pod.map_or_else(
+            || format!("container {}", owner.container_id),
+            |pod| format!("pod {pod}"),
+        );
+        pods.entry((pod, &owner.container_id))
+            .or_default()
+            .push(record);
     }
     let told = pods.into_iter().map(|((pod, _), records)| {
         // The first address of each rail: the others are of the other family.
@@ -233,9 +328,15 @@ fn rail_row(rail: &Rail, inventory: &Inventory) -> Vec<String> {
     vec![
         rail.rail.map(|rail| rail.to_string()).unwrap_or_default(),
         rail.pf().to_owned(),
-        rail.link.as_ref().map(|link| link.name.clone()).unwrap_or_default(),
+        rail.link
+            .as_ref()
+            .map(|link| link.name.clone())
+            .unwrap_or_default(),
         pf_link(rail, inventory).to_owned(),
-        rail.link.as_ref().map(|link| link.mtu.to_string()).unwrap_or_default(),
+        rail.link
+            .as_ref()
+            .map(|link| link.mtu.to_string())
+            .unwrap_or_default(),
         format!("{}/{max}", count.enabled),
         count.attached.to_string(),
         count.dead.to_string(),
@@ -244,12 +345,21 @@ fn rail_row(rail: &Rail, inventory: &Inventory) -> Vec<String> {
     ]
 }
 
-/// The RDMA devices of an attachment: those that were moved into the pod, or in shared mode those of its
-/// device.
+/// The RDMA devices of an attachment: those that were moved into the pod, or in shared mode those
+/// of its device.
 fn rdma_of(one: &Attached, inventory: &Inventory) -> Vec<String> {
-    let vfs = inventory.rails.iter().flat_map(|rail| &rail.vfs).map(|vf| &vf.function);
-    let pfs = inventory.rails.iter().filter_map(|rail| rail.function.as_ref());
-    let function = vfs.chain(pfs).find(|function| one.record.owner.device.is_of(&function.id));
+    let vfs = inventory
+        .rails
+        .iter()
+        .flat_map(|rail| &rail.vfs)
+        .map(|vf| &vf.function);
+    let pfs = inventory
+        .rails
+        .iter()
+        .filter_map(|rail| rail.function.as_ref());
+    let function = vfs
+        .chain(pfs)
+        .find(|function| one.record.owner.device.is_of(&function.id));
     match function {
         Some(function) if one.rdma.is_empty() && one.is_live() => function.rdma_devices(),
         _ => one.rdma.clone(),
@@ -259,7 +369,12 @@ fn rdma_of(one: &Attached, inventory: &Inventory) -> Vec<String> {
 fn row(one: &Attached, inventory: &Inventory, now: SystemTime) -> Vec<String> {
     let (owner, link) = (&one.record.owner, one.link());
     // crictl shows container ids in this length.
-    let container = || format!("container:{}", owner.container_id.chars().take(13).collect::<String>());
+    let container = || {
+        format!(
+            "container:{}",
+            owner.container_id.chars().take(13).collect::<String>()
+        )
+    };
     vec![
         owner.rail.map(|rail| rail.to_string()).unwrap_or_default(),
         owner.device.id.clone(),
@@ -267,9 +382,15 @@ fn row(one: &Attached, inventory: &Inventory, now: SystemTime) -> Vec<String> {
         owner.interface(),
         one.addresses.join(","),
         link.map(|link| link.mtu.to_string()).unwrap_or_default(),
-        link.map(|link| link_state(link).to_owned()).unwrap_or_default(),
+        link.map(|link| link_state(link).to_owned())
+            .unwrap_or_default(),
         rdma_of(one, inventory).join(","),
-        one.record.found_gids().iter().map(|gid| gid.index.to_string()).collect::<Vec<_>>().join(","),
+        one.record
+            .found_gids()
+            .iter()
+            .map(|gid| gid.index.to_string())
+            .collect::<Vec<_>>()
+            .join(","),
         age(&owner.since, now),
         one.word().to_owned(),
     ]

@@ -1,4 +1,5 @@
-//! How much memory and how many levels the values of a text may take: a page of YAML aliases could fill any memory.
+//! How much memory and how many levels the values of a text may take: a page of YAML aliases could
+//! fill any memory.
 
 use serde_json::Value;
 
@@ -19,7 +20,11 @@ pub(super) struct Budget {
 
 impl Budget {
     pub(super) fn of(text: &str) -> Budget {
-        let all = text.len().saturating_mul(MEMORY_PER_BYTE).saturating_add(1 << 16).min(MAX_MEMORY);
+        let all = text
+            .len()
+            .saturating_mul(MEMORY_PER_BYTE)
+            .saturating_add(1 << 16)
+            .min(MAX_MEMORY);
         Budget { left: all, all }
     }
 
@@ -30,7 +35,10 @@ impl Budget {
                 return Err("aliases expand this file too much".into());
             }
             None => {
-                return Err(format!("its values would take more than {} MiB of memory", MAX_MEMORY >> 20));
+                return Err(format!(
+                    "its values would take more than {} MiB of memory",
+                    MAX_MEMORY >> 20
+                ));
             }
         }
         Ok(())

@@ -15,20 +15,33 @@ use rail_cni::fault::Fault;
 /// Parses a text; the items of a list may be set aside.
 pub(super) fn json(text: &str, aside: Option<&mut Aside<'_>>) -> Result<Placed, Fault> {
     let line = Cell::new(1);
-    let mut json = serde_json::Deserializer::from_reader(Counted { left: text.as_bytes(), line: &line });
+    let mut json = serde_json::Deserializer::from_reader(Counted {
+        left: text.as_bytes(),
+        line: &line,
+    });
     let mut budget = Budget::of(text);
-    let read = Seed { line: &line, budget: &mut budget, aside: aside.map(|aside| (Level::Root, aside)) }
-        .deserialize(&mut json)
-        .and_then(|placed| json.end().map(|()| placed));
+    let read = Seed {
+        line: &line,
+        budget: &mut budget,
+        aside: aside.map(|aside| (Level::Root, aside)),
+    }
+    .deserialize(&mut json)
+    .and_then(|placed| json.end().map(|()| placed));
     read.map_err(|error| {
         let whole = error.to_string();
-        let problem = whole.rsplit_once(" at line ").map_or(whole.as_str(), |(problem, _)| problem);
-        fault_at(number(error.line()), number(error.column()), format!("JSON: {problem}"))
+        let problem = whole
+            .rsplit_once(" at line ")
+            .map_or(whole.as_str(), |(problem, _)| problem);
+        fault_at(
+            number(error.line()),
+            number(error.column()),
+            format!("JSON: {problem}"),
+        )
     })
 }
 
-/// Counts lines. serde_json takes single bytes and looks one ahead at most, which is the first of the value that
-/// it turns to: then the count is that value's line.
+/// Counts lines. serde_json takes single bytes and looks one ahead at most, which is the first of
+/// the value that it turns to: then the count is that value's line.
 struct Counted<'a> {
     left: &'a [u8],
     line: &'a Cell<u32>,
@@ -36,7 +49,9 @@ struct Counted<'a> {
 
 impl Read for Counted<'_> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        let (Some((first, left)), Some(to)) = (self.left.split_first(), to.first_mut()) else { return Ok(0) };
+        let (Some((first, left)), Some(to)) = (self.left.split_first(), to.first_mut()) else {
+            return Ok(0);
+        };
         if *first == b'\n' {
             self.line.set(self.line.get() + 1);
         }
@@ -79,7 +94,10 @@ impl<'de> DeserializeSeed<'de> for Seed<'_, '_> {
     type Value = Placed;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Placed, D::Error> {
-        from.deserialize_any(Builder { begins: self.line.get(), seed: self })
+        from.deserialize_any(Builder {
+            begins: self.line.get(),
+            seed: self,
+        })
     }
 }
 
@@ -122,18 +140,41 @@ impl<'de> Visitor<'de> for Builder<'_, '_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Placed, A::Error> {
-        let Builder { begins, seed: Seed { line, budget, aside } } = self;
+        let Builder {
+            begins,
+            seed:
+                Seed {
+                    line,
+                    budget,
+                    aside,
+                },
+        } = self;
         if let Some((Level::List, aside)) = aside {
             let (all, mut number) = (budget.left, 0);
-            while let Some((value, lines)) = from.next_element_seed(Seed { line, budget, aside: None })? {
+            while let Some((value, lines)) = from.next_element_seed(Seed {
+                line,
+                budget,
+                aside: None,
+            })? {
                 budget.left = all;
-                (aside.take)(number, Part { file: aside.file, value: &value, lines: &lines });
+                (aside.take)(
+                    number,
+                    Part {
+                        file: aside.file,
+                        value: &value,
+                        lines: &lines,
+                    },
+                );
                 number += 1;
             }
             return Ok((Value::Array(Vec::new()), Lines::of(begins, Vec::new())));
         }
         let (mut values, mut lines) = (Vec::new(), Vec::new());
-        while let Some((value, place)) = from.next_element_seed(Seed { line, budget, aside: None })? {
+        while let Some((value, place)) = from.next_element_seed(Seed {
+            line,
+            budget,
+            aside: None,
+        })? {
             values.push(value);
             lines.push(place);
         }
@@ -143,7 +184,15 @@ impl<'de> Visitor<'de> for Builder<'_, '_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Placed, A::Error> {
-        let Builder { begins, seed: Seed { line, budget, mut aside } } = self;
+        let Builder {
+            begins,
+            seed:
+                Seed {
+                    line,
+                    budget,
+                    mut aside,
+                },
+        } = self;
         let mut entries = BTreeMap::new();
         while let Some(key) = from.next_key::<String>()? {
             let at = line.get();
@@ -156,7 +205,11 @@ impl<'de> Visitor<'de> for Builder<'_, '_> {
                 Level::Root => Some((Level::InRoot, &mut **aside)),
                 Level::InRoot => None,
             });
-            let (value, mut place) = from.next_value_seed(Seed { line, budget, aside: inner })?;
+            let (value, mut place) = from.next_value_seed(Seed {
+                line,
+                budget,
+                aside: inner,
+            })?;
             place.line = at;
             entries.insert(key, (value, place));
         }

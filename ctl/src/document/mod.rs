@@ -44,12 +44,13 @@ pub enum Format {
     Yaml,
 }
 
-/// The lines of a value and of all values in it, counted from 1. A value of an object has the line of its key.
+/// The lines of a value and of all values in it, counted from 1. A value of an object has the line
+/// of its key.
 #[derive(Clone, Debug, Default)]
 struct Lines {
     line: u32,
-    /// The first line of the text of a literal block scalar (`key: |`); 0 for others, whose lines are folded or
-    /// escaped.
+    /// The first line of the text of a literal block scalar (`key: |`); 0 for others, whose lines
+    /// are folded or escaped.
     text: u32,
     /// The lines of its items, in the order of the list or of the object's sorted keys.
     inside: Box<[Lines]>,
@@ -68,17 +69,35 @@ impl Text {
     /// Reads a file, `-` for stdin.
     pub fn read(file: &str) -> Result<Text, Fault> {
         let shown = if file == "-" { "stdin" } else { file };
-        let bytes = bytes(file).map_err(|error| Fault::whole(error.to_string()).at(Place::file(shown)))?;
-        Ok(Text { file: shown.to_owned(), bytes })
+        let bytes =
+            bytes(file).map_err(|error| Fault::whole(error.to_string()).at(Place::file(shown)))?;
+        Ok(Text {
+            file: shown.to_owned(),
+            bytes,
+        })
     }
 
-    /// Parses JSON without the list `list` of the root, or of an object in the root: `take` gets its items one
-    /// after the other, with their numbers, and they are not kept. So a list may be longer than memory has room for.
-    pub fn without(&self, list: &str, take: &mut dyn FnMut(usize, Part<'_>)) -> Result<Document, Fault> {
-        let mut aside = Aside { file: &self.file, list, take };
+    /// Parses JSON without the list `list` of the root, or of an object in the root: `take` gets
+    /// its items one after the other, with their numbers, and they are not kept. So a list may be
+    /// longer than memory has room for.
+    pub fn without(
+        &self,
+        list: &str,
+        take: &mut dyn FnMut(usize, Part<'_>),
+    ) -> Result<Document, Fault> {
+        let mut aside = Aside {
+            file: &self.file,
+            list,
+            take,
+        };
         let parsed = checked(&self.bytes).and_then(|text| json(text, Some(&mut aside)));
         let (value, lines) = parsed.map_err(|fault| in_file(fault, &self.file))?;
-        Ok(Document { file: self.file.clone(), value, format: Format::Json, lines })
+        Ok(Document {
+            file: self.file.clone(),
+            value,
+            format: Format::Json,
+            lines,
+        })
     }
 }
 
@@ -126,18 +145,30 @@ pub fn parse_all(texts: &[Text]) -> Result<Vec<Document>> {
     Ok(documents)
 }
 
-/// Parses the text of a file: one document of JSON, or any number of YAML. Empty documents are left out.
+/// Parses the text of a file: one document of JSON, or any number of YAML. Empty documents are left
+/// out.
 pub fn parse(file: &str, text: &[u8]) -> Result<Vec<Document>, Fault> {
-    let is_strict = [".json", ".conf", ".conflist"].iter().any(|end| file.ends_with(end));
+    let is_strict = [".json", ".conf", ".conflist"]
+        .iter()
+        .any(|end| file.ends_with(end));
     let (documents, format) = documents(text, is_strict).map_err(|fault| in_file(fault, file))?;
-    let named = |(value, lines)| Document { file: file.to_owned(), value, format, lines };
+    let named = |(value, lines)| Document {
+        file: file.to_owned(),
+        value,
+        format,
+        lines,
+    };
     Ok(documents.into_iter().map(named).collect())
 }
 
 impl Document {
     /// The whole document.
     pub fn root(&self) -> Part<'_> {
-        Part { file: &self.file, value: &self.value, lines: &self.lines }
+        Part {
+            file: &self.file,
+            value: &self.value,
+            lines: &self.lines,
+        }
     }
 }
 
@@ -149,14 +180,20 @@ fn bytes(file: &str) -> io::Result<Vec<u8>> {
         io::stdin().lock().take(limit).read_to_end(&mut text)?;
     } else {
         // A FIFO would let us wait for a writer for ever.
-        let opened = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(file)?;
+        let opened = File::options()
+            .read(true)
+            .custom_flags(OFlag::O_NONBLOCK.bits())
+            .open(file)?;
         if !opened.metadata()?.is_file() {
             return Err(io::Error::other("not a regular file"));
         }
         opened.take(limit).read_to_end(&mut text)?;
     }
     if text.len() > MAX_FILE {
-        return Err(io::Error::other(format!("larger than {} MiB", MAX_FILE >> 20)));
+        return Err(io::Error::other(format!(
+            "larger than {} MiB",
+            MAX_FILE >> 20
+        )));
     }
     Ok(text)
 }
@@ -164,8 +201,8 @@ fn bytes(file: &str) -> io::Result<Vec<u8>> {
 /// A value with its lines.
 type Placed = (Value, Lines);
 
-/// What is nearly JSON may be YAML all the same: keys without quotes, documents with lines between them. kubectl reads it; what
-/// reads a file whose name says JSON does not, if `is_strict`.
+/// What is nearly JSON may be YAML all the same: keys without quotes, documents with lines between
+/// them. kubectl reads it; what reads a file whose name says JSON does not, if `is_strict`.
 fn documents(text: &[u8], is_strict: bool) -> Result<(Vec<Placed>, Format), Fault> {
     let text = checked(text)?;
     if is_ini(text) {
@@ -191,21 +228,32 @@ fn is_flow(text: &str) -> bool {
     !first.starts_with(['"', '}', ']']) || text.lines().any(|line| line.starts_with("---"))
 }
 
-/// Whether the first line that is not empty and no comment is `[Section]`. A list of JSON has no words without quotes.
+/// Whether the first line that is not empty and no comment is `[Section]`. A list of JSON has no
+/// words without quotes.
 fn is_ini(text: &str) -> bool {
-    let first = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with(['#', ';']));
-    let section = first.and_then(|line| line.strip_prefix('[')?.strip_suffix(']')).unwrap_or_default();
+    let first = text
+        .lines()
+        .map(str::trim)
+        .find(|line| !line.is_empty() && !line.starts_with(['#', ';']));
+    let section = first
+        .and_then(|line| line.strip_prefix('[')?.strip_suffix(']'))
+        .unwrap_or_default();
     section.starts_with(|first: char| first.is_ascii_alphabetic())
-        && section.chars().all(|one| one.is_ascii_alphanumeric() || one == '-')
+        && section
+            .chars()
+            .all(|one| one.is_ascii_alphanumeric() || one == '-')
         && !["true", "false", "null"].contains(&section)
 }
 
 /// Says what to do with a text that Helm, Jinja or a shell is to make YAML or JSON of.
 fn of_template(fault: Fault, text: &str) -> Fault {
-    match ["{{", "{%", "${"].into_iter().find(|sign| text.contains(sign)) {
-        Some(sign) => {
-            fault.remedy(format!("this may be a template ({sign}): read what its tool makes of it"))
-        }
+    match ["{{", "{%", "${"]
+        .into_iter()
+        .find(|sign| text.contains(sign))
+    {
+        Some(sign) => fault.remedy(format!(
+            "this may be a template ({sign}): read what its tool makes of it"
+        )),
         None => fault,
     }
 }
@@ -227,12 +275,21 @@ fn checked(bytes: &[u8]) -> Result<&str, Fault> {
     let before = &bytes[..end];
     let line = before.split(|byte| *byte == b'\n');
     let column = line.clone().next_back().map_or(0, <[u8]>::len);
-    Err(fault_at(number(line.count()), number(column + 1), problem.to_owned()))
+    Err(fault_at(
+        number(line.count()),
+        number(column + 1),
+        problem.to_owned(),
+    ))
 }
 
-/// A fault of a text whose file is not known yet; the line and the column count from 1, and 0 is unknown.
+/// A fault of a text whose file is not known yet; the line and the column count from 1, and 0 is
+/// unknown.
 fn fault_at(line: u32, column: u32, problem: String) -> Fault {
-    Fault::whole(problem).at(Place { file: String::new(), line, column })
+    Fault::whole(problem).at(Place {
+        file: String::new(),
+        line,
+        column,
+    })
 }
 
 fn in_file(mut fault: Fault, file: &str) -> Fault {

@@ -4,7 +4,11 @@ use serde::Deserialize as _;
 use serde_json::json;
 
 fn values(text: &str) -> Vec<Value> {
-    parse("f", text.as_bytes()).unwrap().into_iter().map(|document| document.value).collect()
+    parse("f", text.as_bytes())
+        .unwrap()
+        .into_iter()
+        .map(|document| document.value)
+        .collect()
 }
 
 fn one(text: &str) -> Document {
@@ -18,15 +22,33 @@ fn error(text: impl AsRef<[u8]>) -> String {
 #[test]
 fn what_is_nearly_json_is_read_as_kubectl_reads_it() {
     for (text, values) in [
-        ("{kind: Pod, spec: {a: 'b'}}\n", vec![json!({"kind": "Pod", "spec": {"a": "b"}})]),
-        ("{\"a\": 1}\n---\n{\"b\": 2}\n", vec![json!({"a": 1}), json!({"b": 2})]),
+        (
+            "{kind: Pod, spec: {a: 'b'}}\n",
+            vec![json!({"kind": "Pod", "spec": {"a": "b"}})],
+        ),
+        (
+            "{\"a\": 1}\n---\n{\"b\": 2}\n",
+            vec![json!({"a": 1}), json!({"b": 2})],
+        ),
     ] {
         let documents = parse("f.yaml", text.as_bytes()).unwrap();
-        assert_eq!(documents.iter().map(|one| one.value.clone()).collect::<Vec<_>>(), values);
+        assert_eq!(
+            documents
+                .iter()
+                .map(|one| one.value.clone())
+                .collect::<Vec<_>>(),
+            values
+        );
         assert!(documents.iter().all(|one| one.format == Format::Yaml));
         // A runtime and jq do not.
         for file in ["f.json", "f.conf", "f.conflist"] {
-            assert!(parse(file, text.as_bytes()).unwrap_err().to_string().contains("JSON: "), "{text}");
+            assert!(
+                parse(file, text.as_bytes())
+                    .unwrap_err()
+                    .to_string()
+                    .contains("JSON: "),
+                "{text}"
+            );
         }
     }
     // Neither of both.
@@ -38,9 +60,10 @@ fn every_value_has_its_line() {
     let yaml = "# a comment\n---\nz:\n  y: 1\n  \"x.example.com/w\": [a,\n    b]\nlist:\n- k: 1\n  l: 2\n-\n  k: 3\n\
                 ...\n--- # next\nspec:\n    config: 1\n";
     let json = "\n{\n \"z\": {\n  \"y\": 1\n ,\"x.example.com/w\": [\"a\",\n\"b\"]},\n \"list\":[\n {\"k\":1,\n \"l\"\n:\n2},\n{\n\"k\": 3}\n]}\n";
-    for (text, expected) in
-        [(yaml, [3, 4, 5, 5, 6, 7, 8, 8, 9, 11, 11]), (json, [3, 4, 5, 5, 6, 7, 8, 8, 9, 12, 13])]
-    {
+    for (text, expected) in [
+        (yaml, [3, 4, 5, 5, 6, 7, 8, 8, 9, 11, 11]),
+        (json, [3, 4, 5, 5, 6, 7, 8, 8, 9, 12, 13]),
+    ] {
         let document = one(text);
         let paths = [
             "z",
@@ -72,11 +95,28 @@ fn parts_know_their_lines() {
     let document = one("a:\n- b: 1\n- b: x\n  c: 2\n");
     let items: Vec<_> = document.root().get("a").unwrap().items().collect();
     assert_eq!(items[1].place("c").line, 4);
-    let entries: Vec<_> = items[1].entries().map(|(key, part)| (key, part.place("").line)).collect();
+    let entries: Vec<_> = items[1]
+        .entries()
+        .map(|(key, part)| (key, part.place("").line))
+        .collect();
     assert_eq!(entries, [("b", 3), ("c", 4)]);
-    let list = |path| document.root().decode::<Vec<BTreeMap<String, u8>>>(path).unwrap_err().to_string();
-    assert!(list("a").starts_with("f:3: a[1].b: invalid type: string"), "{}", list("a"));
-    assert!(list("d").starts_with("f:1: d: invalid type: null"), "{}", list("d"));
+    let list = |path| {
+        document
+            .root()
+            .decode::<Vec<BTreeMap<String, u8>>>(path)
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(
+        list("a").starts_with("f:3: a[1].b: invalid type: string"),
+        "{}",
+        list("a")
+    );
+    assert!(
+        list("d").starts_with("f:1: d: invalid type: null"),
+        "{}",
+        list("d")
+    );
     let inner = items[1].decode::<bool>("").unwrap_err().to_string();
     assert!(inner.starts_with("f:3: invalid type: map"), "{inner}");
 }
@@ -84,21 +124,40 @@ fn parts_know_their_lines() {
 #[test]
 fn json_in_a_text_has_the_lines_of_the_file() {
     let json = "{ \"name\": \"r\",\n  \"mtu\": 9000,\n  \"bad\": }";
-    let block = |style: &str| format!("spec:\n  config: {style}\n    {}\n", json.replace('\n', "\n    "));
+    let block = |style: &str| {
+        format!(
+            "spec:\n  config: {style}\n    {}\n",
+            json.replace('\n', "\n    ")
+        )
+    };
     for (text, line) in [
         (block("|"), 5),
         (block("|-"), 5),
         (block("|\n"), 6),
         (block(">"), 2),
-        (format!("spec:\n  config: '{}'", json.replace('\n', "\n    ")), 2),
-        (format!("spec:\n  config:\n    |\n    {}", json.replace('\n', "\n    ")), 6),
+        (
+            format!("spec:\n  config: '{}'", json.replace('\n', "\n    ")),
+            2,
+        ),
+        (
+            format!(
+                "spec:\n  config:\n    |\n    {}",
+                json.replace('\n', "\n    ")
+            ),
+            6,
+        ),
         (json!({"spec": {"config": json}}).to_string(), 1),
     ] {
         let document = one(&text);
         let config = document.root().get("spec.config").unwrap();
         let fault = config.json().unwrap_err().to_string();
-        assert!(fault.starts_with(&format!("f:{line}: JSON: expected value")), "{fault}: {text}");
-        let document = one(&text.replace("bad\": ", "bad\": 1").replace("bad\\\": ", "bad\\\": 1"));
+        assert!(
+            fault.starts_with(&format!("f:{line}: JSON: expected value")),
+            "{fault}: {text}"
+        );
+        let document = one(&text
+            .replace("bad\": ", "bad\": 1")
+            .replace("bad\\\": ", "bad\\\": 1"));
         let inner = document.root().get("spec.config").unwrap().json().unwrap();
         assert_eq!(inner.root().place("bad").line, line, "{text}");
         assert_eq!(inner.value["mtu"], 9000);
@@ -147,7 +206,10 @@ fn scalars_are_those_of_yaml_1_2() {
         "="
     ]);
     assert_eq!(values(&format!("- {yaml}")), [json!([expected])]);
-    assert_eq!(values("a: !!str 1\n".replace("!!str ", "").as_str()), [json!({"a": 1})]);
+    assert_eq!(
+        values("a: !!str 1\n".replace("!!str ", "").as_str()),
+        [json!({"a": 1})]
+    );
     assert_eq!(values("1: a\n~: b\n"), [json!({"1": "a", "~": "b"})]);
     assert_eq!(
         values("a: |\n  x\n  y\nb: >-\n  x\n  y\nc: \"\\u00e4\\n\"\nd:\n"),
@@ -160,11 +222,21 @@ fn scalars_are_those_of_yaml_1_2() {
 fn a_quoted_text_may_begin_at_the_left_margin() {
     let config = "{\n\"mtu\": 9000\n\n}";
     let single = format!("spec:\n  config: '{config}'\n  last: 1\n");
-    let double = format!("spec:\n  config: \"{}\"\n  last: 1\n", config.replace('"', "\\\""));
-    for text in [single.clone(), double, single.replace("\n\"mtu", "\n\t\"mtu"), single.replace('\n', "\r\n")]
-    {
+    let double = format!(
+        "spec:\n  config: \"{}\"\n  last: 1\n",
+        config.replace('"', "\\\"")
+    );
+    for text in [
+        single.clone(),
+        double,
+        single.replace("\n\"mtu", "\n\t\"mtu"),
+        single.replace('\n', "\r\n"),
+    ] {
         let document = one(&text);
-        assert_eq!(document.value["spec"]["config"], "{ \"mtu\": 9000\n}", "{text}");
+        assert_eq!(
+            document.value["spec"]["config"], "{ \"mtu\": 9000\n}",
+            "{text}"
+        );
         assert_eq!(document.root().place("spec.config").line, 2, "{text}");
         assert_eq!(document.root().place("spec.last").line, 6, "{text}");
     }
@@ -193,17 +265,27 @@ fn documents_line_ends_and_marks() {
         values("a: 1\n---\n---\n# nothing\n---\nb: 2\n...\n---\n{c: 3}"),
         [json!({"a": 1}), json!({"b": 2}), json!({"c": 3})]
     );
-    for text in
-        ["\u{feff}a: 1\n", "\r\na: 1\r\n", "%YAML 1.2\n---\na: 1\n", "\u{feff}{\"a\": 1}", " {\"a\":\r\n1 }"]
-    {
+    for text in [
+        "\u{feff}a: 1\n",
+        "\r\na: 1\r\n",
+        "%YAML 1.2\n---\na: 1\n",
+        "\u{feff}{\"a\": 1}",
+        " {\"a\":\r\n1 }",
+    ] {
         assert_eq!(values(text), [json!({"a": 1})], "{text:?}");
     }
     assert_eq!(one("a: 1\r\nb: 2\r\n").root().place("b").line, 2);
     assert_eq!(values(""), [] as [Value; 0]);
     assert_eq!(values("# nothing\n"), [] as [Value; 0]);
     let twice = one("a: &x {k: 1}\nb: *x\nc:\n- *x\n");
-    assert_eq!(twice.value, json!({"a": {"k": 1}, "b": {"k": 1}, "c": [{"k": 1}]}));
-    assert_eq!((twice.root().place("b").line, twice.root().place("b.k").line), (2, 1));
+    assert_eq!(
+        twice.value,
+        json!({"a": {"k": 1}, "b": {"k": 1}, "c": [{"k": 1}]})
+    );
+    assert_eq!(
+        (twice.root().place("b").line, twice.root().place("b.k").line),
+        (2, 1)
+    );
 }
 
 #[test]
@@ -230,7 +312,10 @@ fn a_fault_of_a_text_has_its_line_and_column() {
         ("a: 1\nb: \0\n".to_owned(), "f:2:4: "),
     ] {
         let error = error(&text);
-        assert!(error.starts_with("f:") && error.contains(told), "{told}: {error}");
+        assert!(
+            error.starts_with("f:") && error.contains(told),
+            "{told}: {error}"
+        );
         said.push(error);
     }
     for (bytes, told) in [
@@ -252,7 +337,11 @@ fn aliases_depth_and_size_do_no_harm() {
         let alias = vec![format!("*a{}", level - 1); 10].join(",");
         laughs.push_str(&format!("a{level}: &a{level} [{alias}]\n"));
     }
-    let wide = format!("a: &a [{}]\nb: [{}]\n", "x,".repeat(3000), "*a,".repeat(3000));
+    let wide = format!(
+        "a: &a [{}]\nb: [{}]\n",
+        "x,".repeat(3000),
+        "*a,".repeat(3000)
+    );
     let mut deep = "a0: &a0 [x]\n".to_owned();
     for level in 1..200 {
         deep.push_str(&format!("a{level}: &a{level} [*a{}]\n", level - 1));
@@ -268,7 +357,9 @@ fn aliases_depth_and_size_do_no_harm() {
         "- ".repeat(1_000_000),
         "? ".repeat(1_000_000),
         "a: &a ".repeat(100_000),
-        (0..2000).map(|depth| format!("{}a:\n", " ".repeat(depth))).collect(),
+        (0..2000)
+            .map(|depth| format!("{}a:\n", " ".repeat(depth)))
+            .collect(),
     ] {
         error(text);
     }
@@ -280,9 +371,22 @@ fn aliases_depth_and_size_do_no_harm() {
 fn only_regular_files_are_read() {
     let temp = tempfile::tempdir().unwrap();
     let at = |name: &str| temp.path().join(name).display().to_string();
-    nix::unistd::mkfifo(temp.path().join("fifo").as_path(), nix::sys::stat::Mode::S_IRWXU).unwrap();
-    File::create(at("large")).unwrap().set_len(MAX_FILE as u64 + 1).unwrap();
-    let files = [at("missing"), at(""), at("fifo"), at("large"), "/dev/zero".to_owned()];
+    nix::unistd::mkfifo(
+        temp.path().join("fifo").as_path(),
+        nix::sys::stat::Mode::S_IRWXU,
+    )
+    .unwrap();
+    File::create(at("large"))
+        .unwrap()
+        .set_len(MAX_FILE as u64 + 1)
+        .unwrap();
+    let files = [
+        at("missing"),
+        at(""),
+        at("fifo"),
+        at("large"),
+        "/dev/zero".to_owned(),
+    ];
     let mut said = Vec::new();
     for file in &files {
         let error = read(file).unwrap_err().to_string();
@@ -312,7 +416,10 @@ fn written() -> impl Strategy<Value = Value> {
 
 #[test]
 fn a_list_is_taken_item_by_item_and_not_kept() {
-    let text = |json: &str| Text { file: "t.json".into(), bytes: json.as_bytes().to_vec() };
+    let text = |json: &str| Text {
+        file: "t.json".into(),
+        bytes: json.as_bytes().to_vec(),
+    };
     let taken = |json: &str| {
         let mut taken = Vec::new();
         let document = text(json).without("links", &mut |number, part| {
@@ -326,19 +433,37 @@ fn a_list_is_taken_item_by_item_and_not_kept() {
     let (rest, items) = taken("{\"content\": {\"links\": [1, 2], \"x\": {\"links\": [3]}}}");
     assert_eq!(rest, json!({"content": {"links": [], "x": {"links": [3]}}}));
     assert_eq!(items, ["t.json:1 0 1", "t.json:1 1 2"]);
-    for other in ["{\"links\": {\"links\": [1]}}", "[{\"links\": [1]}]", "[[1]]", "1", "{\"links\": 1}"] {
+    for other in [
+        "{\"links\": {\"links\": [1]}}",
+        "[{\"links\": [1]}]",
+        "[[1]]",
+        "1",
+        "{\"links\": 1}",
+    ] {
         let (rest, items) = taken(other);
-        assert_eq!((rest, items), (serde_json::from_str(other).unwrap(), vec![]), "{other}");
+        assert_eq!(
+            (rest, items),
+            (serde_json::from_str(other).unwrap(), vec![]),
+            "{other}"
+        );
     }
-    let fault = text("{\"links\": [1,\n2").without("links", &mut |_, _| ()).unwrap_err();
-    assert!(fault.to_string().starts_with("t.json:2:1: JSON: "), "{fault}");
+    let fault = text("{\"links\": [1,\n2")
+        .without("links", &mut |_, _| ())
+        .unwrap_err();
+    assert!(
+        fault.to_string().starts_with("t.json:2:1: JSON: "),
+        "{fault}"
+    );
 }
 
 /// Every value whose key or text stands in a line of its own is said to be there.
 fn compare(part: Part, text: &[&str], path: &str) {
     for (key, inner) in part.entries() {
         let line = inner.place("").line;
-        assert!(text[line as usize - 1].contains(key), "{path}.{key}: {line}: {text:?}");
+        assert!(
+            text[line as usize - 1].contains(key),
+            "{path}.{key}: {line}: {text:?}"
+        );
         compare(inner, text, &format!("{path}.{key}"));
     }
     for (index, inner) in part.items().enumerate() {

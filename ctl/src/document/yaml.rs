@@ -1,5 +1,5 @@
-//! YAML 1.2, as far as JSON can have it, with what kubectl reads besides: quoted texts whose lines begin at the left
-//! margin, and merge keys (`<<`).
+//! YAML 1.2, as far as JSON can have it, with what kubectl reads besides: quoted texts whose lines
+//! begin at the left margin, and merge keys (`<<`).
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -48,25 +48,40 @@ struct Reader {
 /// Parses the documents of a text. `yes` and `010` are texts, as in YAML 1.2.
 pub(super) fn yaml(text: &str) -> Result<Vec<Placed>, Fault> {
     let at = |mark: &Marker, problem: &str| {
-        fault_at(number(mark.line()), number(mark.col() + 1), format!("YAML: {problem}"))
+        fault_at(
+            number(mark.line()),
+            number(mark.col() + 1),
+            format!("YAML: {problem}"),
+        )
     };
     let scan = |error: ScanError| at(error.marker(), &error.info());
     let mut options = Options::default();
     options.set_emit_comments(false);
-    let mut reader =
-        Reader { budget: Budget::of(text), documents: Vec::new(), open: Vec::new(), anchors: HashMap::new() };
+    let mut reader = Reader {
+        budget: Budget::of(text),
+        documents: Vec::new(),
+        open: Vec::new(),
+        anchors: HashMap::new(),
+    };
     for event in Parser::new_from_str_with_options(text, options) {
         let (event, span) = event.map_err(scan)?;
         let line = number(span.start.line());
-        reader.take(event, line).map_err(|problem| at(&span.start, &problem))?;
+        reader
+            .take(event, line)
+            .map_err(|problem| at(&span.start, &problem))?;
     }
     Ok(reader.documents)
 }
 
 impl Reader {
     fn take(&mut self, event: Event, line: u32) -> Result<(), String> {
-        let awaits_key =
-            matches!(self.open.last(), Some(Open { so_far: SoFar::Object(Object { key: None, .. }), .. }));
+        let awaits_key = matches!(
+            self.open.last(),
+            Some(Open {
+                so_far: SoFar::Object(Object { key: None, .. }),
+                ..
+            })
+        );
         match event {
             Event::SequenceStart(..) | Event::MappingStart(..) if awaits_key => {
                 Err("a key cannot be a list or an object".to_owned())
@@ -80,12 +95,16 @@ impl Reader {
                 self.begin(line, anchor, SoFar::Object(Object::default()))
             }
             Event::SequenceEnd | Event::MappingEnd => match self.open.pop() {
-                Some(Open { line, anchor, so_far: SoFar::List(values, lines) }) => {
-                    self.place((values.into(), Lines::of(line, lines)), anchor)
-                }
-                Some(Open { line, anchor, so_far: SoFar::Object(inner) }) => {
-                    self.place(inner.end(line), anchor)
-                }
+                Some(Open {
+                    line,
+                    anchor,
+                    so_far: SoFar::List(values, lines),
+                }) => self.place((values.into(), Lines::of(line, lines)), anchor),
+                Some(Open {
+                    line,
+                    anchor,
+                    so_far: SoFar::Object(inner),
+                }) => self.place(inner.end(line), anchor),
                 None => Ok(()),
             },
             Event::Scalar(text, style, _, tag) if awaits_key => {
@@ -110,12 +129,22 @@ impl Reader {
         if self.open.len() >= MAX_DEPTH {
             return Err(format!("more than {MAX_DEPTH} values inside each other"));
         }
-        self.open.push(Open { line, anchor, so_far });
+        self.open.push(Open {
+            line,
+            anchor,
+            so_far,
+        });
         Ok(())
     }
 
     fn key(&mut self, text: Cow<str>, style: ScalarStyle, line: u32) -> Result<(), String> {
-        let Some(Open { so_far: SoFar::Object(object), .. }) = self.open.last_mut() else { return Ok(()) };
+        let Some(Open {
+            so_far: SoFar::Object(object),
+            ..
+        }) = self.open.last_mut()
+        else {
+            return Ok(());
+        };
         if object.entries.contains_key(text.as_ref()) {
             return Err(format!("the key {text:?} is given twice"));
         }
@@ -182,7 +211,9 @@ impl Object {
     /// Its own keys count, then those of the merged objects in their order.
     fn end(mut self, line: u32) -> Placed {
         for (value, lines) in self.merged {
-            let Value::Object(inner) = value else { continue };
+            let Value::Object(inner) = value else {
+                continue;
+            };
             for ((key, value), lines) in inner.into_iter().zip(lines.inside) {
                 self.entries.entry(key).or_insert((value, lines));
             }
@@ -208,30 +239,54 @@ fn refuse_tag(tag: Option<&Tag>, allowed: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-fn scalar(text: Cow<str>, style: ScalarStyle, tag: Option<&Tag>, line: u32) -> Result<Placed, String> {
+fn scalar(
+    text: Cow<str>,
+    style: ScalarStyle,
+    tag: Option<&Tag>,
+    line: u32,
+) -> Result<Placed, String> {
     refuse_tag(tag, &["str", "int", "float", "bool", "null"])?;
     // The span of a block begins with its first line that is not empty.
     let empty = text.len() - text.trim_start_matches('\n').len();
-    let begins = if style == ScalarStyle::Literal { line - number(empty).min(line) } else { 0 };
+    let begins = if style == ScalarStyle::Literal {
+        line - number(empty).min(line)
+    } else {
+        0
+    };
     let is_plain = match tag.and_then(tag_name) {
         Some(name) => name != "str",
         None => style == ScalarStyle::Plain,
     };
-    let value = if is_plain { plain(&text) } else { Value::from(text) };
-    Ok((value, Lines { line, text: begins, inside: Box::default() }))
+    let value = if is_plain {
+        plain(&text)
+    } else {
+        Value::from(text)
+    };
+    Ok((
+        value,
+        Lines {
+            line,
+            text: begins,
+            inside: Box::default(),
+        },
+    ))
 }
 
 /// A scalar without quotes, by YAML 1.2's core schema.
 fn plain(text: &str) -> Value {
     let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
     let radix = |prefix, radix| {
-        digits.strip_prefix(prefix).and_then(|digits| u64::from_str_radix(digits, radix).ok())
+        digits
+            .strip_prefix(prefix)
+            .and_then(|digits| u64::from_str_radix(digits, radix).ok())
     };
     match text {
         "" | "~" | "null" | "Null" | "NULL" => Value::Null,
         "true" | "True" | "TRUE" => true.into(),
         "false" | "False" | "FALSE" => false.into(),
-        _ if !digits.starts_with(|first: char| first.is_ascii_digit() || first == '.') => text.into(),
+        _ if !digits.starts_with(|first: char| first.is_ascii_digit() || first == '.') => {
+            text.into()
+        }
         // 010 is 8 in YAML 1.1, which kubectl reads, and 10 in 1.2.
         _ if digits.len() > 1
             && digits.starts_with('0')
@@ -249,7 +304,10 @@ fn plain(text: &str) -> Value {
             if let Ok(number) = text.parse::<u64>() {
                 return number.into();
             }
-            let number = text.parse::<f64>().ok().and_then(serde_json::Number::from_f64);
+            let number = text
+                .parse::<f64>()
+                .ok()
+                .and_then(serde_json::Number::from_f64);
             number.map_or_else(|| text.into(), Value::Number)
         }
     }

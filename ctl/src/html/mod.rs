@@ -1,4 +1,5 @@
-//! Pages for a browser. Each is one file that loads nothing, works without a network, and shows any text as text.
+//! Pages for a browser. Each is one file that loads nothing, works without a network, and shows any
+//! text as text.
 
 use crate::output::printable;
 
@@ -17,7 +18,10 @@ pub enum Script<'a> {
 pub fn page(title: &str, style: &str, body: &str, script: Script<'_>) -> String {
     let (allowed, script) = match script {
         Script::None => ("", String::new()),
-        Script::Inline(code) => ("script-src 'unsafe-inline'; ", format!("<script>\n{code}</script>\n")),
+        Script::Inline(code) => (
+            "script-src 'unsafe-inline'; ",
+            format!("<script>\n{code}</script>\n"),
+        ),
     };
     format!(
         "<!doctype html>
@@ -61,17 +65,27 @@ pub fn data(id: &str, json: &str) -> String {
     format!("<script type=\"application/json\" id=\"{id}\">{json}</script>\n")
 }
 
-/// A table whose cells are text. An empty cell is a dash. `class` gets the header and the text of a cell; it returns the
-/// class of its style, or nothing.
-pub fn table(headers: &[&str], rows: Vec<Vec<String>>, class: fn(&str, &str) -> &'static str) -> String {
-    let head: String = headers.iter().map(|header| format!("<th>{}</th>", escape(header))).collect();
+/// A table whose cells are text. An empty cell is a dash. `class` gets the header and the text of a
+/// cell; it returns the class of its style, or nothing.
+pub fn table(
+    headers: &[&str],
+    rows: Vec<Vec<String>>,
+    class: fn(&str, &str) -> &'static str,
+) -> String {
+    let head: String = headers
+        .iter()
+        .map(|header| format!("<th>{}</th>", escape(header)))
+        .collect();
     let cell = |(text, header): (String, &&str)| match (text.as_str(), class(header, &text)) {
         ("", _) => "<td>-</td>".to_owned(),
         (text, "") => format!("<td>{}</td>", escape(text)),
         (text, class) => format!("<td class=\"{class}\">{}</td>", escape(text)),
     };
     let row = |cells: Vec<String>| cells.into_iter().zip(headers).map(cell).collect::<String>();
-    let rows: String = rows.into_iter().map(|cells| format!("<tr>{}</tr>\n", row(cells))).collect();
+    let rows: String = rows
+        .into_iter()
+        .map(|cells| format!("<tr>{}</tr>\n", row(cells)))
+        .collect();
     format!(
         "<div class=\"wide\"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table></div>\n"
     )
@@ -90,8 +104,14 @@ mod tests {
         let rows = vec![vec![HOSTILE.to_owned()], vec![String::new()]];
         let body = table(&[HOSTILE], rows, |_, _| "c");
         let page = page(HOSTILE, "", &body, Script::None);
-        assert!(!page.contains("<script") && !page.contains("<!--"), "{page}");
-        assert!(page.contains("<td>-</td>") && page.contains("<td class=\"c\">&lt;/script"), "{page}");
+        assert!(
+            !page.contains("<script") && !page.contains("<!--"),
+            "{page}"
+        );
+        assert!(
+            page.contains("<td>-</td>") && page.contains("<td class=\"c\">&lt;/script"),
+            "{page}"
+        );
         assert!(page.contains("content=\"default-src 'none'; style-src 'unsafe-inline'\""));
     }
 
@@ -99,7 +119,9 @@ mod tests {
     fn data_cannot_end_its_element() {
         let value = json!({"a": HOSTILE, "</script>": 1});
         let element = data("d", &value.to_string());
-        let inner = element.strip_prefix("<script type=\"application/json\" id=\"d\">").unwrap();
+        let inner = element
+            .strip_prefix("<script type=\"application/json\" id=\"d\">")
+            .unwrap();
         let inner = inner.strip_suffix("</script>\n").unwrap();
         assert!(!inner.contains('<'), "{inner}");
         assert_eq!(serde_json::from_str::<Value>(inner).unwrap(), value);

@@ -13,7 +13,8 @@ use rail_cni::pool::is_name;
 
 /// The files below some paths.
 pub struct Found {
-    /// The files of each host by the name of the node, in netplan's order, in which later values count.
+    /// The files of each host by the name of the node, in netplan's order, in which later values
+    /// count.
     pub hosts: BTreeMap<String, Vec<String>>,
     /// Other files, which netplan would not read.
     pub ignored: Vec<String>,
@@ -33,12 +34,21 @@ pub fn find(paths: &[String]) -> Result<Found, Vec<Fault>> {
     for path in paths {
         search.look_at(Path::new(path));
     }
-    let Search { hosts, ignored, mut faults } = search;
+    let Search {
+        hosts,
+        ignored,
+        mut faults,
+    } = search;
     if hosts.is_empty() && faults.is_empty() {
-        let problem = "no files of hosts: expected NODE.yaml, NODE/*.yaml or NODE/etc/netplan/*.yaml";
+        let problem =
+            "no files of hosts: expected NODE.yaml, NODE/*.yaml or NODE/etc/netplan/*.yaml";
         faults.push(Fault::whole(problem).at(Place::file(paths.join(", "))));
     }
-    if faults.is_empty() { Ok(Found { hosts, ignored }) } else { Err(faults) }
+    if faults.is_empty() {
+        Ok(Found { hosts, ignored })
+    } else {
+        Err(faults)
+    }
 }
 
 impl Host {
@@ -76,7 +86,10 @@ impl Search {
     fn look_at(&mut self, path: &Path) {
         match fs::metadata(path) {
             Ok(found) if found.is_dir() => {
-                if path.canonicalize().is_ok_and(|path| path.ends_with("etc/netplan")) {
+                if path
+                    .canonicalize()
+                    .is_ok_and(|path| path.ends_with("etc/netplan"))
+                {
                     self.fault(
                         path,
                         "is the directory of one host: name a directory that has NODE/etc/netplan",
@@ -138,21 +151,35 @@ impl Search {
     }
 
     fn add(&mut self, path: &Path, name: Option<&std::ffi::OsStr>, files: Vec<PathBuf>) {
-        let Some(name) = name.and_then(|name| name.to_str()).filter(|name| is_name(name)) else {
+        let Some(name) = name
+            .and_then(|name| name.to_str())
+            .filter(|name| is_name(name))
+        else {
             return self.fault(path, "the name is not a valid name of a node");
         };
-        let files: Vec<_> = files.iter().map(|file| file.display().to_string()).collect();
+        let files: Vec<_> = files
+            .iter()
+            .map(|file| file.display().to_string())
+            .collect();
         if let Some(others) = self.hosts.insert(name.to_owned(), files) {
-            self.fault(path, &format!("node {name} has {} already", others.join(", ")));
+            self.fault(
+                path,
+                &format!("node {name} has {} already", others.join(", ")),
+            );
         }
     }
 
     /// The entries of a directory, sorted, without hidden ones, which netplan does not read.
     fn entries(&mut self, directory: &Path) -> Vec<PathBuf> {
-        let is_seen =
-            |path: &PathBuf| !path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        let is_seen = |path: &PathBuf| {
+            !path
+                .file_name()
+                .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+        };
         let all = || -> io::Result<Vec<PathBuf>> {
-            fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect()
+            fs::read_dir(directory)?
+                .map(|entry| Ok(entry?.path()))
+                .collect()
         };
         match all() {
             Ok(mut all) => {
@@ -168,11 +195,13 @@ impl Search {
     }
 
     fn fault(&mut self, path: &Path, why: &str) {
-        self.faults.push(Fault::whole(why).at(Place::file(path.display().to_string())));
+        self.faults
+            .push(Fault::whole(why).at(Place::file(path.display().to_string())));
     }
 }
 
-const LINK: &str = "is a symbolic link, which could lead to another host's file: name the file itself";
+const LINK: &str =
+    "is a symbolic link, which could lead to another host's file: name the file itself";
 
 enum Kind {
     Directory,
@@ -190,5 +219,6 @@ fn kind(path: &Path) -> io::Result<Kind> {
 }
 
 fn is_yaml(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "yaml")
+    path.extension()
+        .is_some_and(|extension| extension == "yaml")
 }

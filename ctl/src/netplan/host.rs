@@ -30,7 +30,8 @@ pub struct Rail {
     pub prefix: IpNet,
     /// The address of the leaf's port.
     pub gateway: IpAddr,
-    /// The destinations of the routes by the gateway, in the order of the file, without default routes.
+    /// The destinations of the routes by the gateway, in the order of the file, without default
+    /// routes.
     pub routes: Vec<IpNet>,
     /// The positions of the address and of the first route.
     pub places: [Place; 2],
@@ -45,14 +46,18 @@ pub struct Notes {
     pub faults: Vec<Fault>,
     /// By their text, with their number and the position of the first.
     warnings: BTreeMap<String, (usize, Place)>,
-    /// Interfaces that have addresses and are not rails: the key, and the fault if it is a rail on other hosts.
+    /// Interfaces that have addresses and are not rails: the key, and the fault if it is a rail on
+    /// other hosts.
     pub astray: Vec<(String, Fault)>,
 }
 
 impl Notes {
     /// Adds a warning. Hundreds of hosts may have the same.
     pub fn warn(&mut self, warning: Fault) {
-        self.warnings.entry(warning.message()).or_insert((0, warning.place)).0 += 1;
+        self.warnings
+            .entry(warning.message())
+            .or_insert((0, warning.place))
+            .0 += 1;
     }
 
     /// Takes the warnings, each once.
@@ -60,13 +65,19 @@ impl Notes {
         let line = |(problem, (count, place)): (String, (usize, Place))| {
             with_others(&Fault::whole(problem).at(place), count)
         };
-        std::mem::take(&mut self.warnings).into_iter().map(line).collect()
+        std::mem::take(&mut self.warnings)
+            .into_iter()
+            .map(line)
+            .collect()
     }
 }
 
 /// The rails of a host. Notes get its other interfaces, and faults.
 pub fn rails(host: &Host, notes: &mut Notes) -> Vec<Rail> {
-    interfaces(host, notes).iter().flat_map(|interface| interface.rails(&host.name, notes)).collect()
+    interfaces(host, notes)
+        .iter()
+        .flat_map(|interface| interface.rails(&host.name, notes))
+        .collect()
 }
 
 /// An ethernet.
@@ -88,7 +99,9 @@ fn interfaces<'a>(host: &'a Host, notes: &mut Notes) -> Vec<Ethernet<'a>> {
     for document in &host.documents {
         let root = document.root();
         let Some(network) = super::network(root) else {
-            notes.faults.push(root.fault("network", "is missing: this is not a netplan file"));
+            notes
+                .faults
+                .push(root.fault("network", "is missing: this is not a netplan file"));
             continue;
         };
         for (key, part) in network.entries() {
@@ -97,16 +110,22 @@ fn interfaces<'a>(host: &'a Host, notes: &mut Notes) -> Vec<Ethernet<'a>> {
             match (key, part.value) {
                 ("version", version) if *version == 2 => (),
                 ("version", _) => {
-                    let remedy =
-                        "cloud-init makes a file of version 2 of it: /etc/netplan/50-cloud-init.yaml";
-                    notes.faults.push(fault(&path, &format!("{} is not 2", part.value)).remedy(remedy));
+                    let remedy = "cloud-init makes a file of version 2 of it: /etc/netplan/50-cloud-init.yaml";
+                    notes
+                        .faults
+                        .push(fault(&path, &format!("{} is not 2", part.value)).remedy(remedy));
                 }
                 ("renderer", value) => renderer = Some(value),
                 (_, Value::Null) => (),
                 ("ethernets", Value::Object(_)) => {
                     for (id, part) in part.entries() {
                         if part.value.is_object() {
-                            let new = || Ethernet { id, parts: Vec::new(), vrfs: Vec::new(), renderer: None };
+                            let new = || Ethernet {
+                                id,
+                                parts: Vec::new(),
+                                vrfs: Vec::new(),
+                                renderer: None,
+                            };
                             found.entry(id).or_insert_with(new).parts.push(part);
                         } else if !part.value.is_null() {
                             let fault = Fault::new(format!("{path}.{id}"), "is not an object");
@@ -118,7 +137,8 @@ fn interfaces<'a>(host: &'a Host, notes: &mut Notes) -> Vec<Ethernet<'a>> {
                 ("vrfs", _) => vrfs.extend(part.entries()),
                 _ => {
                     for (id, part) in part.entries() {
-                        let warning = Fault::new(format!("{path}.{id}"), "is left out: rails are ethernets");
+                        let warning =
+                            Fault::new(format!("{path}.{id}"), "is left out: rails are ethernets");
                         notes.warn(warning.at(part.place("")));
                     }
                 }
@@ -135,7 +155,10 @@ fn interfaces<'a>(host: &'a Host, notes: &mut Notes) -> Vec<Ethernet<'a>> {
             }
         }
     }
-    let with_renderer = |ethernet| Ethernet { renderer, ..ethernet };
+    let with_renderer = |ethernet| Ethernet {
+        renderer,
+        ..ethernet
+    };
     found.into_values().map(with_renderer).collect()
 }
 
@@ -166,9 +189,14 @@ impl<'a> Ethernet<'a> {
         }
         let mut rails: Vec<Rail> = Vec::new();
         for version in [IpVersion::V4, IpVersion::V6] {
-            let addresses: Vec<_> =
-                addresses.iter().filter(|one| IpVersion::of(one.net.addr()) == version).collect();
-            let routes: Vec<_> = routes.iter().filter(|one| IpVersion::of(one.via) == version).collect();
+            let addresses: Vec<_> = addresses
+                .iter()
+                .filter(|one| IpVersion::of(one.net.addr()) == version)
+                .collect();
+            let routes: Vec<_> = routes
+                .iter()
+                .filter(|one| IpVersion::of(one.via) == version)
+                .collect();
             match self.link(node_name, &addresses, &routes, notes) {
                 Ok(rail) => rails.extend(rail),
                 Err(fault) => notes.faults.push(fault),
@@ -188,7 +216,9 @@ impl<'a> Ethernet<'a> {
     /// Notes why the interface is not a rail.
     fn warn_of_no_rail(&self, addresses: &[Address<'_>], routes: &[Route<'_>], notes: &mut Notes) {
         let why = match (addresses, routes) {
-            ([], _) if self.is_on("dhcp4") || self.is_on("dhcp6") => "it gets its addresses by DHCP",
+            ([], _) if self.is_on("dhcp4") || self.is_on("dhcp6") => {
+                "it gets its addresses by DHCP"
+            }
             ([], _) => "it has no static address",
             (_, []) => "it has no routes",
             (_, routes) if routes.iter().all(|route| route.to.is_none()) => {
@@ -199,7 +229,9 @@ impl<'a> Ethernet<'a> {
         // A file that was cut is still YAML. With a default route it is another kind of host.
         if !addresses.is_empty() && routes.is_empty() {
             let problem = format!("{why}, and is a rail on other hosts");
-            notes.astray.push((self.id.to_owned(), self.fault_at(self.place(), "", problem)));
+            notes
+                .astray
+                .push((self.id.to_owned(), self.fault_at(self.place(), "", problem)));
         }
         notes.warn(self.fault_at(self.place(), "", format!("is left out: {why}")));
     }
@@ -211,12 +243,20 @@ impl<'a> Ethernet<'a> {
             notes.warn(self.fault_at(self.place(), ".addresses", problem));
         }
         for key in ["dhcp4", "dhcp6"].into_iter().filter(|key| self.is_on(key)) {
-            let place = self.all(key).last().map_or(self.place(), |part| part.place(""));
+            let place = self
+                .all(key)
+                .last()
+                .map_or(self.place(), |part| part.place(""));
             let problem = "DHCP on a rail may bring a default route";
             notes.warn(self.fault_at(place, &format!(".{key}"), problem));
         }
-        let gateways = ["gateway4", "gateway6"].into_iter().flat_map(|key| self.all(key));
-        let defaults = routes.iter().filter(|route| route.to.is_none()).map(|route| route.part);
+        let gateways = ["gateway4", "gateway6"]
+            .into_iter()
+            .flat_map(|key| self.all(key));
+        let defaults = routes
+            .iter()
+            .filter(|route| route.to.is_none())
+            .map(|route| route.part);
         for part in gateways.chain(defaults) {
             let problem = "the rail has a default route, which is left out of the plan";
             notes.warn(self.fault(&part, "", problem));
@@ -232,14 +272,24 @@ impl<'a> Ethernet<'a> {
         notes: &mut Notes,
     ) -> Result<Option<Rail>, Fault> {
         let routes: Vec<_> = routes.iter().filter(|route| route.to.is_some()).collect();
-        let has_room = |address: &&&Address<'_>| address.net.prefix_len() < address.net.max_prefix_len();
+        let has_room =
+            |address: &&&Address<'_>| address.net.prefix_len() < address.net.max_prefix_len();
         let mut found: Option<(&Address<'_>, &Route<'_>, Vec<IpNet>)> = None;
         for route in routes {
             let Some(to) = route.to else { continue };
             let contains = |one: &&&Address<'_>| one.net.contains(&route.via);
             // An address alone is the host's end of an unnumbered link.
-            let alone = || addresses.iter().find(|one| route.is_on_link && !has_room(one));
-            let Some(address) = addresses.iter().filter(has_room).find(contains).or_else(alone) else {
+            let alone = || {
+                addresses
+                    .iter()
+                    .find(|one| route.is_on_link && !has_room(one))
+            };
+            let Some(address) = addresses
+                .iter()
+                .filter(has_room)
+                .find(contains)
+                .or_else(alone)
+            else {
                 self.astray(route, addresses, notes)?;
                 continue;
             };
@@ -247,21 +297,29 @@ impl<'a> Ethernet<'a> {
                 let problem = format!("{to} has host bits set: using {}", to.trunc());
                 notes.warn(self.fault_at(route.part.place("to"), ".routes", problem));
             }
-            let (first_address, first, all) = found.get_or_insert_with(|| (address, route, Vec::new()));
+            let (first_address, first, all) =
+                found.get_or_insert_with(|| (address, route, Vec::new()));
             if first_address.net != address.net {
-                let problem =
-                    format!("{} and {} both have routes, and a rail has one", first_address.net, address.net);
+                let problem = format!(
+                    "{} and {} both have routes, and a rail has one",
+                    first_address.net, address.net
+                );
                 return Err(self.fault(&address.part, ".addresses", problem));
             }
             if first.via != route.via {
-                let problem = format!("the gateways {} and {} differ: a rail has one", first.via, route.via);
+                let problem = format!(
+                    "the gateways {} and {} differ: a rail has one",
+                    first.via, route.via
+                );
                 return Err(self.fault(&route.part, ".routes", problem));
             }
             if !all.contains(&to.trunc()) {
                 all.push(to.trunc());
             }
         }
-        let Some((Address { net, part }, first, all)) = found else { return Ok(None) };
+        let Some((Address { net, part }, first, all)) = found else {
+            return Ok(None);
+        };
         let (address, prefix, gateway) = (net.addr(), net.trunc(), first.via);
         if address == gateway {
             let problem = format!("the gateway {gateway} is the host's own address");
@@ -278,7 +336,9 @@ impl<'a> Ethernet<'a> {
             exclusions: Vec::new(),
             leaf_ports: Vec::new(),
         };
-        allocation.check().map_err(|Fault { problem, .. }| self.fault(part, ".routes", problem))?;
+        allocation
+            .check()
+            .map_err(|Fault { problem, .. }| self.fault(part, ".routes", problem))?;
         let not_a_host = |why: String| self.fault(part, ".addresses", format!("{address} {why}"));
         allocation.check_host(address).map_err(not_a_host)?;
         let interface = self.netdev();
@@ -301,13 +361,27 @@ impl<'a> Ethernet<'a> {
         }))
     }
 
-    /// Handles a route by a gateway outside of all prefixes. On a link of two addresses it is a mistake; elsewhere it
-    /// may be one.
-    fn astray(&self, route: &Route<'_>, addresses: &[&Address<'_>], notes: &mut Notes) -> Result<(), Fault> {
-        let Some(address) = addresses.first() else { return Ok(()) };
-        let problem = format!("the gateway {} is outside of the prefix {}", route.via, address.net.trunc());
+    /// Handles a route by a gateway outside of all prefixes. On a link of two addresses it is a
+    /// mistake; elsewhere it may be one.
+    fn astray(
+        &self,
+        route: &Route<'_>,
+        addresses: &[&Address<'_>],
+        notes: &mut Notes,
+    ) -> Result<(), Fault> {
+        let Some(address) = addresses.first() else {
+            return Ok(());
+        };
+        let problem = format!(
+            "the gateway {} is outside of the prefix {}",
+            route.via,
+            address.net.trunc()
+        );
         let fault = self.fault(&route.part, ".routes", problem);
-        if addresses.iter().any(|one| (1..=2).contains(&(one.net.max_prefix_len() - one.net.prefix_len()))) {
+        if addresses
+            .iter()
+            .any(|one| (1..=2).contains(&(one.net.max_prefix_len() - one.net.prefix_len())))
+        {
             return Err(fault);
         }
         notes.astray.push((self.id.to_owned(), fault));
@@ -320,7 +394,9 @@ impl<'a> Ethernet<'a> {
             // With options: `- 172.16.0.0/31: {label: "rail0"}`.
             let text = match part.value {
                 Value::String(text) => Some(text.as_str()),
-                Value::Object(object) if object.len() == 1 => object.keys().next().map(String::as_str),
+                Value::Object(object) if object.len() == 1 => {
+                    object.keys().next().map(String::as_str)
+                }
                 _ => None,
             };
             let Some(text) = text else {
@@ -354,7 +430,12 @@ impl<'a> Ethernet<'a> {
         }
         // A VRF has those of all its interfaces.
         let is_own = |route: &Route<'_>| addresses.iter().any(|one| one.net.contains(&route.via));
-        for part in self.vrfs.iter().filter_map(|vrf| vrf.get("routes")).flat_map(Part::items) {
+        for part in self
+            .vrfs
+            .iter()
+            .filter_map(|vrf| vrf.get("routes"))
+            .flat_map(Part::items)
+        {
             routes.extend(route(part).ok().flatten().filter(is_own));
         }
         routes
@@ -367,7 +448,9 @@ impl<'a> Ethernet<'a> {
             match part.value {
                 Value::Array(_) => items.extend(part.items()),
                 Value::Null => (),
-                _ => notes.faults.push(self.fault(&part, &format!(".{key}"), "is not a list")),
+                _ => notes
+                    .faults
+                    .push(self.fault(&part, &format!(".{key}"), "is not a list")),
             }
         }
         items
@@ -375,7 +458,11 @@ impl<'a> Ethernet<'a> {
 
     /// The value of a key in each file that has it.
     fn all(&self, key: &str) -> Vec<Part<'a>> {
-        let of = |part: &Part<'a>| part.entries().find(|(name, _)| *name == key).map(|(_, part)| part);
+        let of = |part: &Part<'a>| {
+            part.entries()
+                .find(|(name, _)| *name == key)
+                .map(|(_, part)| part)
+        };
         self.parts.iter().filter_map(of).collect()
     }
 
@@ -401,8 +488,12 @@ impl<'a> Ethernet<'a> {
     /// The values of all files as one.
     fn merged(&self) -> Map<String, Value> {
         let mut all = Value::Object(Map::new());
-        self.parts.iter().for_each(|part| merge(&mut all, part.value));
-        let Value::Object(mut all) = all else { return Map::new() };
+        self.parts
+            .iter()
+            .for_each(|part| merge(&mut all, part.value));
+        let Value::Object(mut all) = all else {
+            return Map::new();
+        };
         if let Some(renderer) = self.renderer {
             all.entry("renderer").or_insert_with(|| renderer.clone());
         }
@@ -410,10 +501,14 @@ impl<'a> Ethernet<'a> {
     }
 
     fn place(&self) -> Place {
-        self.parts.first().map(|part| part.place("")).unwrap_or_default()
+        self.parts
+            .first()
+            .map(|part| part.place(""))
+            .unwrap_or_default()
     }
 
-    /// A fault of a value of the interface; `key` is its path behind that of the interface, such as `.routes`.
+    /// A fault of a value of the interface; `key` is its path behind that of the interface, such as
+    /// `.routes`.
     fn fault(&self, part: &Part<'_>, key: &str, problem: impl Into<String>) -> Fault {
         self.fault_at(part.place(""), key, problem)
     }
@@ -434,28 +529,43 @@ fn route(part: Part<'_>) -> Result<Option<Route<'_>>, String> {
         Some(other) => Err(format!("{key}: {other} is not an address")),
     };
     let (to, via, kind) = (text("to")?, text("via")?, part.text("type"));
-    let Some(via) = via.filter(|_| kind.is_none_or(|kind| kind == "unicast")) else { return Ok(None) };
-    let via: IpAddr = via.parse().map_err(|_| format!("via: {via:?} is not an address"))?;
+    let Some(via) = via.filter(|_| kind.is_none_or(|kind| kind == "unicast")) else {
+        return Ok(None);
+    };
+    let via: IpAddr = via
+        .parse()
+        .map_err(|_| format!("via: {via:?} is not an address"))?;
     let to = match to {
         None => return Err("to: is missing".to_owned()),
         Some("default") => None,
         Some(to) => {
-            let net = to.parse::<IpNet>().or_else(|_| to.parse::<IpAddr>().map(IpNet::from));
+            let net = to
+                .parse::<IpNet>()
+                .or_else(|_| to.parse::<IpAddr>().map(IpNet::from));
             Some(net.map_err(|_| format!("to: {to:?} is neither a prefix nor an address"))?)
         }
     };
     if let Some(to) = to.filter(|to| to.addr().is_ipv4() != via.is_ipv4()) {
-        return Err(format!("to: {to} and via: {via} are of different address families"));
+        return Err(format!(
+            "to: {to} and via: {via} are of different address families"
+        ));
     }
     let is_on_link = part.get("on-link").is_some_and(|on| is_true(on.value));
-    Ok(Some(Route { to: to.filter(|to| to.prefix_len() > 0), via, is_on_link, part }))
+    Ok(Some(Route {
+        to: to.filter(|to| to.prefix_len() > 0),
+        via,
+        is_on_link,
+        part,
+    }))
 }
 
 /// Whether a value is true as netplan reads it.
 fn is_true(value: &Value) -> bool {
     match value {
         Value::Bool(is_on) => *is_on,
-        Value::String(text) => ["on", "yes", "y"].iter().any(|word| word.eq_ignore_ascii_case(text)),
+        Value::String(text) => ["on", "yes", "y"]
+            .iter()
+            .any(|word| word.eq_ignore_ascii_case(text)),
         _ => false,
     }
 }
@@ -467,7 +577,8 @@ fn number(value: &Value) -> Option<u32> {
     }
 }
 
-/// Merges values as netplan does with those of several files: lists are joined, and otherwise the later value counts.
+/// Merges values as netplan does with those of several files: lists are joined, and otherwise the
+/// later value counts.
 fn merge(to: &mut Value, from: &Value) {
     match (to, from) {
         (Value::Object(to), Value::Object(from)) => {

@@ -22,10 +22,13 @@ const COLUMNS: [&str; 12] = [
     "mtu",
 ];
 
-/// Writes one file, in which `gateway` is the address of the leaf's port. If a port has a VRF, there is a column for it.
+/// Writes one file, in which `gateway` is the address of the leaf's port. If a port has a VRF,
+/// there is a column for it.
 pub fn write(plan: &Plan) -> Result<Vec<File>> {
     let has_vrfs = plan.pools.iter().any(Pool::has_vrf);
-    let mut table = WriterBuilder::new().terminator(Terminator::CRLF).from_writer(Vec::new());
+    let mut table = WriterBuilder::new()
+        .terminator(Terminator::CRLF)
+        .from_writer(Vec::new());
     let mut write = |mut cells: Vec<String>, vrf: &str| {
         if has_vrfs {
             cells.push(vrf.to_owned());
@@ -36,8 +39,20 @@ pub fn write(plan: &Plan) -> Result<Vec<File>> {
     for pool in &plan.pools {
         for link in pool.links()? {
             let unknown = [Cable::default()];
-            let cables = if link.cables.is_empty() { &unknown } else { link.cables };
-            for Cable { interface, mtu, leaf, port, vrf, .. } in cables {
+            let cables = if link.cables.is_empty() {
+                &unknown
+            } else {
+                link.cables
+            };
+            for Cable {
+                interface,
+                mtu,
+                leaf,
+                port,
+                vrf,
+                ..
+            } in cables
+            {
                 let cells = vec![
                     link.node_name.to_owned(),
                     shown(pool.rail),
@@ -56,17 +71,24 @@ pub fn write(plan: &Plan) -> Result<Vec<File>> {
             }
         }
     }
-    Ok(vec![File { name: "plan.csv".to_owned(), text: String::from_utf8(table.into_inner()?)? }])
+    Ok(vec![File {
+        name: "plan.csv".to_owned(),
+        text: String::from_utf8(table.into_inner()?)?,
+    }])
 }
 
 fn shown<T: ToString>(value: Option<T>) -> String {
     value.map(|value| value.to_string()).unwrap_or_default()
 }
 
-/// A spreadsheet takes a text that begins with one of these signs for a formula, and names of interfaces and ports can
-/// begin so.
+/// A spreadsheet takes a text that begins with one of these signs for a formula, and names of
+/// interfaces and ports can begin so.
 fn no_formula(cell: &str) -> String {
-    if cell.starts_with(['=', '+', '-', '@', '\t', '\r']) { format!("'{cell}") } else { cell.to_owned() }
+    if cell.starts_with(['=', '+', '-', '@', '\t', '\r']) {
+        format!("'{cell}")
+    } else {
+        cell.to_owned()
+    }
 }
 
 #[cfg(test)]
@@ -98,11 +120,13 @@ mod tests {
     #[test]
     fn a_plan_without_cables_has_empty_cells() {
         let mut links = cabled();
-        links.iter_mut().for_each(|link| link.cable = Cable::default());
+        links
+            .iter_mut()
+            .for_each(|link| link.cable = Cable::default());
         let text = &write(&plan(Mode::Swplb, Family::Ipv4, &links)).unwrap()[0].text;
-        assert!(
-            text.contains("worker-gpu-0,0,0,rail-0-plane-0,ipv4,172.16.0.0,172.16.0.1,172.16.0.0/31,,,,\r\n")
-        );
+        assert!(text.contains(
+            "worker-gpu-0,0,0,rail-0-plane-0,ipv4,172.16.0.0,172.16.0.1,172.16.0.0/31,,,,\r\n"
+        ));
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! Which nodes are close to each other, for those who place jobs: the nodes of a leaf group have the same leaves, so
-//! their packets reach each other without a spine. Above the leaf groups are SUs, pods, and the whole fabric.
+//! Which nodes are close to each other, for those who place jobs: the nodes of a leaf group have
+//! the same leaves, so their packets reach each other without a spine. Above the leaf groups are
+//! SUs, pods, and the whole fabric.
 
 use std::collections::BTreeMap;
 
@@ -54,11 +55,18 @@ pub fn groups(plan: &Plan) -> Vec<Group<'_>> {
             leaves.extend(cables.iter().filter_map(|cable| cable.leaf.as_deref()));
         }
     }
-    let by_address = if plan.positions.is_empty() { of_addresses(plan) } else { None };
+    let by_address = if plan.positions.is_empty() {
+        of_addresses(plan)
+    } else {
+        None
+    };
     let positions = by_address.as_ref().unwrap_or(&plan.positions);
     let mut nodes_at: BTreeMap<Option<Position>, Vec<&str>> = BTreeMap::new();
     for node_name in leaves_of.keys() {
-        nodes_at.entry(positions.get(*node_name).copied()).or_default().push(node_name);
+        nodes_at
+            .entry(positions.get(*node_name).copied())
+            .or_default()
+            .push(node_name);
     }
     let has_pods = has_pods(nodes_at.keys().copied());
     let mut groups = Vec::new();
@@ -86,15 +94,19 @@ fn has_pods(mut positions: impl Iterator<Item = Option<Position>>) -> bool {
 }
 
 fn su_name(Position { pod, su }: Position, has_pods: bool) -> String {
-    if has_pods { format!("pod{pod}-su{su}") } else { format!("su{su}") }
+    if has_pods {
+        format!("pod{pod}-su{su}")
+    } else {
+        format!("su{su}")
+    }
 }
 
 fn pod_name(pod: u64) -> String {
     format!("pod{pod}")
 }
 
-/// Divides the nodes of an SU into those that have leaves in common, directly or through other nodes. Those without
-/// leaves are together.
+/// Divides the nodes of an SU into those that have leaves in common, directly or through other
+/// nodes. Those without leaves are together.
 fn connected<'a>(
     nodes: &[&'a str],
     leaves_of: &BTreeMap<&'a str, Vec<&'a str>>,
@@ -115,7 +127,8 @@ fn connected<'a>(
         for leaf in leaves(node).iter().chain(none) {
             let one = root(&parents, *of_leaf.entry(leaf).or_insert(number));
             let other = root(&parents, number);
-            // The first node of a group is its root, so that groups are in the order of their first nodes.
+            // The first node of a group is its root, so that groups are in the order of their first
+            // nodes.
             if let Some(parent) = parents.get_mut(one.max(other)) {
                 *parent = one.min(other);
             }
@@ -126,7 +139,12 @@ fn connected<'a>(
         let at = match group_of.get(root(&parents, number)) {
             Some(at) => *at,
             None => {
-                groups.push(Group { name: String::new(), position, leaves: Vec::new(), nodes: Vec::new() });
+                groups.push(Group {
+                    name: String::new(),
+                    position,
+                    leaves: Vec::new(),
+                    nodes: Vec::new(),
+                });
                 groups.len() - 1
             }
         };
@@ -143,13 +161,23 @@ fn connected<'a>(
     }
 }
 
-/// The pod and the SU of each node for which NVIDIA's formulas make the addresses, if they make all of the plan.
+/// The pod and the SU of each node for which NVIDIA's formulas make the addresses, if they make all
+/// of the plan.
 fn of_addresses(plan: &Plan) -> Option<BTreeMap<String, Position>> {
     let mut positions = BTreeMap::new();
     for pool in &plan.pools {
-        let routes = pool.spec.routes.iter().filter_map(|to| to.dst.parse::<IpNet>().ok());
+        let routes = pool
+            .spec
+            .routes
+            .iter()
+            .filter_map(|to| to.dst.parse::<IpNet>().ok());
         let all_length = routes.map(|dst| dst.prefix_len()).min()?;
-        for row in pool.spec.static_allocations.iter().filter(|row| !row.node_name.is_empty()) {
+        for row in pool
+            .spec
+            .static_allocations
+            .iter()
+            .filter(|row| !row.node_name.is_empty())
+        {
             let position = position_of(row.prefix.parse().ok()?, all_length)?;
             let first = *positions.entry(row.node_name.clone()).or_insert(position);
             (first == position).then_some(())?;
@@ -158,11 +186,14 @@ fn of_addresses(plan: &Plan) -> Option<BTreeMap<String, Position>> {
     Some(positions)
 }
 
-/// The leaf groups and what is above them: first all leaf groups, then all SUs, all pods, and the fabric, as far as they
-/// contain more than one.
+/// The leaf groups and what is above them: first all leaf groups, then all SUs, all pods, and the
+/// fabric, as far as they contain more than one.
 pub fn switches(plan: &Plan) -> Result<Vec<Switch<'_>>> {
     let groups = groups(plan);
-    if groups.iter().all(|group| group.position.is_none() && group.leaves.is_empty()) {
+    if groups
+        .iter()
+        .all(|group| group.position.is_none() && group.leaves.is_empty())
+    {
         fail!(
             InvalidConfig,
             "no source says which nodes are close to each other: topology.json and fabric files do; CIDRPools do with \
@@ -174,10 +205,20 @@ pub fn switches(plan: &Plan) -> Result<Vec<Switch<'_>>> {
     // The names of what is in this SU, in this pod, and in the fabric.
     let (mut in_su, mut in_pod, mut top) = (Vec::new(), Vec::new(), Vec::new());
     let mut groups = groups.into_iter().peekable();
-    while let Some(Group { name, position, nodes, .. }) = groups.next() {
+    while let Some(Group {
+        name,
+        position,
+        nodes,
+        ..
+    }) = groups.next()
+    {
         let next = groups.peek().and_then(|group| group.position);
         in_su.push(name.clone());
-        all.push(Switch { name, tier: 1, below: Below::Nodes(nodes) });
+        all.push(Switch {
+            name,
+            tier: 1,
+            below: Below::Nodes(nodes),
+        });
         let Some(position) = position else {
             top.append(&mut in_su);
             continue;
@@ -222,25 +263,42 @@ pub fn switches(plan: &Plan) -> Result<Vec<Switch<'_>>> {
     Ok(all)
 }
 
-/// Adds a switch above those that are `below` it, which then is empty. One alone needs no switch. Returns the name that
-/// stands for all of them.
-fn above<'a>(switches: &mut Vec<Switch<'a>>, tier: usize, name: String, below: &mut Vec<String>) -> String {
+/// Adds a switch above those that are `below` it, which then is empty. One alone needs no switch.
+/// Returns the name that stands for all of them.
+fn above<'a>(
+    switches: &mut Vec<Switch<'a>>,
+    tier: usize,
+    name: String,
+    below: &mut Vec<String>,
+) -> String {
     let below = std::mem::take(below);
     if let [only] = below.as_slice() {
         return only.clone();
     }
-    switches.push(Switch { name: name.clone(), tier, below: Below::Switches(below) });
+    switches.push(Switch {
+        name: name.clone(),
+        tier,
+        below: Below::Switches(below),
+    });
     name
 }
 
-/// The place of each node: its pod and SU, its leaves, and the names of what it is in, from the leaf group to the fabric.
-/// Empty if no source says anything about it.
+/// The place of each node: its pod and SU, its leaves, and the names of what it is in, from the
+/// leaf group to the fabric. Empty if no source says anything about it.
 pub fn json(plan: &Plan) -> Value {
-    let Ok(switches) = switches(plan) else { return json!({}) };
+    let Ok(switches) = switches(plan) else {
+        return json!({});
+    };
     let mut places = Map::new();
     let groups = groups(plan);
     let has_pods = has_pods(groups.iter().map(|group| group.position));
-    for Group { name, position, leaves, nodes } in groups {
+    for Group {
+        name,
+        position,
+        leaves,
+        nodes,
+    } in groups
+    {
         let mut path = vec![name];
         // What contains a switch comes after it.
         for Switch { name, below, .. } in &switches {
@@ -253,7 +311,11 @@ pub fn json(plan: &Plan) -> Value {
         let pod_name = position.filter(|_| has_pods).map(|at| pod_name(at.pod));
         let place = json!({"pod": position.map(|at| at.pod), "su": position.map(|at| at.su), "podName": pod_name,
             "suName": position.map(|at| su_name(at, has_pods)), "leaves": leaves, "switches": path});
-        places.extend(nodes.into_iter().map(|node| (node.to_owned(), place.clone())));
+        places.extend(
+            nodes
+                .into_iter()
+                .map(|node| (node.to_owned(), place.clone())),
+        );
     }
     places.into()
 }

@@ -1,4 +1,5 @@
-//! CIDRPool manifests, read in the forms that people and kubectl write, and written for nv-ipam and `railctl import`.
+//! CIDRPool manifests, read in the forms that people and kubectl write, and written for nv-ipam and
+//! `railctl import`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,14 +19,15 @@ use rail_cni::pool::{self, allocation, is_name};
 const API_VERSION: &str = "nv-ipam.nvidia.com/v1alpha1";
 /// nv-ipam reads the pools of its own namespace; this is where NVIDIA's network operator puts it.
 const NAMESPACE: &str = "nvidia-network-operator";
-/// Annotations for what nv-ipam has no fields for. The name of a pool does not say the rail: there are fabrics whose
-/// rail 0 is `rail-1`.
+/// Annotations for what nv-ipam has no fields for. The name of a pool does not say the rail: there
+/// are fabrics whose rail 0 is `rail-1`.
 const RAIL: &str = "rail-cni/rail";
 const PLANE: &str = "rail-cni/plane";
-/// The leaf ports of the cables: a line for each node, `NODE: LEAF PORT`, with those of other planes behind commas.
+/// The leaf ports of the cables: a line for each node, `NODE: LEAF PORT`, with those of other
+/// planes behind commas.
 const LEAF_PORTS: &str = "rail-cni/leaf-ports";
-/// The bytes that the annotations of an object can have. `kubectl apply` keeps the whole object in one of them, unless
-/// the API server applies it.
+/// The bytes that the annotations of an object can have. `kubectl apply` keeps the whole object in
+/// one of them, unless the API server applies it.
 const MAX_ANNOTATIONS: usize = 256 << 10;
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// The bytes that etcd takes in a request (1.5 MiB, the default of `--max-request-bytes`).
@@ -37,11 +39,17 @@ pub fn read(documents: &[Document]) -> Result<Plan> {
     for document in documents {
         found.pools_in(document.root());
     }
-    let Found { manifests, mut faults, others } = found;
+    let Found {
+        manifests,
+        mut faults,
+        others,
+    } = found;
     let mut warnings = Vec::new();
     // Files of operators have namespaces and networks beside the pools.
-    let is_left_out =
-        |fault: Fault| Fault { problem: format!("{}, and is left out", fault.problem), ..fault };
+    let is_left_out = |fault: Fault| Fault {
+        problem: format!("{}, and is left out", fault.problem),
+        ..fault
+    };
     if manifests.is_empty() && faults.is_empty() {
         faults.extend(others);
     } else {
@@ -49,9 +57,15 @@ pub fn read(documents: &[Document]) -> Result<Plan> {
     }
     let mut plan = Plan::default();
     for manifest in manifests {
-        let Manifest { name, ref spec, ref status, .. } = manifest;
+        let Manifest {
+            name,
+            ref spec,
+            ref status,
+            ..
+        } = manifest;
         if spec.is_dynamic() && status.is_empty() {
-            let problem = "has no staticAllocations, so nv-ipam chooses the prefixes when nodes join";
+            let problem =
+                "has no staticAllocations, so nv-ipam chooses the prefixes when nodes join";
             let remedy = format!(
                 "read the prefixes that it chose: `kubectl get cidrpool {name} -o yaml` prints them in \
                  status.allocations"
@@ -61,9 +75,16 @@ pub fn read(documents: &[Document]) -> Result<Plan> {
         }
         match spec.plan("spec", status, Wanted::None) {
             Ok(checked) => {
-                warnings.extend(checked.warnings.into_iter().map(|warning| manifest.locate(warning)));
+                warnings.extend(
+                    checked
+                        .warnings
+                        .into_iter()
+                        .map(|warning| manifest.locate(warning)),
+                );
                 if plan.pools.iter().any(|pool| pool.name == name) {
-                    faults.push(manifest.locate(Fault::new("metadata.name", "two pools have this name")));
+                    faults.push(
+                        manifest.locate(Fault::new("metadata.name", "two pools have this name")),
+                    );
                 }
                 plan.pools.push(manifest.pool());
             }
@@ -75,11 +96,13 @@ pub fn read(documents: &[Document]) -> Result<Plan> {
     }
     plan.warnings.extend(alike(warnings));
     if let Some(names) = not_of_nodes(&plan) {
-        plan.warnings
-            .push(format!("{names}: they get their addresses only if nodeName in node.json says so"));
+        plan.warnings.push(format!(
+            "{names}: they get their addresses only if nodeName in node.json says so"
+        ));
     }
     rails::number(&mut plan);
-    plan.pools.sort_by_cached_key(|pool| (pool.rail, pool.plane, pool.name.clone()));
+    plan.pools
+        .sort_by_cached_key(|pool| (pool.rail, pool.plane, pool.name.clone()));
     Ok(plan)
 }
 
@@ -87,7 +110,11 @@ pub fn read(documents: &[Document]) -> Result<Plan> {
 pub fn faults(part: Part<'_>) -> Vec<Fault> {
     match manifest(part) {
         Ok(manifest) => {
-            let faults = manifest.spec.plan("spec", &manifest.status, Wanted::None).err().unwrap_or_default();
+            let faults = manifest
+                .spec
+                .plan("spec", &manifest.status, Wanted::None)
+                .err()
+                .unwrap_or_default();
             faults.into_iter().map(|fault| part.locate(fault)).collect()
         }
         Err(fault) => vec![fault],
@@ -98,14 +125,18 @@ pub fn faults(part: Part<'_>) -> Vec<Fault> {
 fn alike(warnings: Vec<Fault>) -> Vec<String> {
     let mut kinds: Vec<(Fault, usize)> = Vec::new();
     for warning in warnings {
-        let is_alike =
-            |(one, _): &&mut (Fault, usize)| (&one.path, &one.problem) == (&warning.path, &warning.problem);
+        let is_alike = |(one, _): &&mut (Fault, usize)| {
+            (&one.path, &one.problem) == (&warning.path, &warning.problem)
+        };
         match kinds.iter_mut().find(is_alike) {
             Some((_, count)) => *count += 1,
             None => kinds.push((warning, 1)),
         }
     }
-    kinds.into_iter().map(|(first, count)| with_others(&first, count)).collect()
+    kinds
+        .into_iter()
+        .map(|(first, count)| with_others(&first, count))
+        .collect()
 }
 
 /// A CIDRPool, parsed.
@@ -122,14 +153,19 @@ struct Manifest<'a> {
 impl Manifest<'_> {
     /// Adds the position and the name of the pool to a fault.
     fn locate(&self, fault: Fault) -> Fault {
-        self.part.locate(fault).of(format!("CIDRPool {}", self.name))
+        self.part
+            .locate(fault)
+            .of(format!("CIDRPool {}", self.name))
     }
 
     /// The pool, with the prefixes that nv-ipam chose as planned ones.
     fn pool(self) -> Pool {
         let mut spec = self.spec;
-        let named: HashSet<String> =
-            spec.static_allocations.iter().map(|row| row.node_name.clone()).collect();
+        let named: HashSet<String> = spec
+            .static_allocations
+            .iter()
+            .map(|row| row.node_name.clone())
+            .collect();
         let places = |path: &str| -> Vec<Place> {
             let items = self.part.get(path).into_iter().flat_map(Part::items);
             items.map(|row| row.place("prefix")).collect()
@@ -137,7 +173,10 @@ impl Manifest<'_> {
         let planned = std::mem::take(&mut spec.static_allocations).into_iter();
         let chosen = self.status.into_iter().zip(places("status.allocations"));
         let chosen = chosen.filter(|(row, _)| !named.contains(&row.node_name));
-        let mut rows: Vec<_> = planned.zip(places("spec.staticAllocations")).chain(chosen).collect();
+        let mut rows: Vec<_> = planned
+            .zip(places("spec.staticAllocations"))
+            .chain(chosen)
+            .collect();
         rows.sort_by_cached_key(|(row, _)| row.prefix.parse::<ipnet::IpNet>().ok());
         let places;
         (spec.static_allocations, places) = rows.into_iter().unzip();
@@ -146,12 +185,21 @@ impl Manifest<'_> {
             true => Vec::new(),
             false => {
                 let rows = spec.static_allocations.iter();
-                rows.map(|row| of_node.remove(&row.node_name).unwrap_or_default()).collect()
+                rows.map(|row| of_node.remove(&row.node_name).unwrap_or_default())
+                    .collect()
             }
         };
         let namespace = self.part.text("metadata.namespace").map(str::to_owned);
         let (rail, plane) = (self.rail, self.plane);
-        Pool { name: self.name.to_owned(), rail, plane, namespace, spec, cables, places }
+        Pool {
+            name: self.name.to_owned(),
+            rail,
+            plane,
+            namespace,
+            spec,
+            cables,
+            places,
+        }
     }
 }
 
@@ -165,7 +213,8 @@ struct Found<'a> {
 }
 
 impl<'a> Found<'a> {
-    /// Finds the CIDRPools: the value itself, a list, or several as `kubectl get -o yaml` prints them.
+    /// Finds the CIDRPools: the value itself, a list, or several as `kubectl get -o yaml` prints
+    /// them.
     fn pools_in(&mut self, part: Part<'a>) {
         match (part.value, part.text("kind")) {
             (Value::Array(_), _) => part.items().for_each(|item| self.pools_in(item)),
@@ -192,10 +241,13 @@ impl<'a> Found<'a> {
                     _ => fault,
                 });
             }
-            (Value::Object(_), None) => self.faults.push(part.fault("kind", "is missing: CIDRPool")),
+            (Value::Object(_), None) => {
+                self.faults.push(part.fault("kind", "is missing: CIDRPool"))
+            }
             (other, _) => {
                 let shown: String = other.to_string().chars().take(40).collect();
-                self.faults.push(part.fault("", format!("{shown} is not a CIDRPool")));
+                self.faults
+                    .push(part.fault("", format!("{shown} is not a CIDRPool")));
             }
         }
     }
@@ -210,7 +262,9 @@ fn manifest(part: Part<'_>) -> Result<Manifest<'_>, Fault> {
     const NAME: &str = "metadata.name";
     let name = match part.text(NAME) {
         Some(name) if is_name(name) => name,
-        Some(name) => return Err(part.fault(NAME, format!("{name:?} is not a valid name of a pool"))),
+        Some(name) => {
+            return Err(part.fault(NAME, format!("{name:?} is not a valid name of a pool")));
+        }
         None => return Err(part.fault(NAME, "is missing")),
     };
     parse(part, name).map_err(|fault| fault.of(format!("CIDRPool {name}")))
@@ -223,26 +277,46 @@ fn parse<'a>(part: Part<'a>, name: &'a str) -> Result<Manifest<'a>, Fault> {
     }
     let number = |key: &str| {
         let path = format!("metadata.annotations.{key}");
-        let Some(given) = part.get(&path) else { return Ok(None) };
-        let number = given.value.as_str().and_then(|text| text.parse::<u8>().ok());
-        number
-            .map(Some)
-            .ok_or_else(|| part.fault(&path, format!("{} is not a number in quotes, 0 to 255", given.value)))
+        let Some(given) = part.get(&path) else {
+            return Ok(None);
+        };
+        let number = given
+            .value
+            .as_str()
+            .and_then(|text| text.parse::<u8>().ok());
+        number.map(Some).ok_or_else(|| {
+            part.fault(
+                &path,
+                format!("{} is not a number in quotes, 0 to 255", given.value),
+            )
+        })
     };
     let (rail, plane) = (number(RAIL)?, number(PLANE)?);
     let last = MAX_RAIL;
-    if let Some(number) = rail.map(|rail| pool::number(rail, plane)).filter(|number| *number > last) {
+    if let Some(number) = rail
+        .map(|rail| pool::number(rail, plane))
+        .filter(|number| *number > last)
+    {
         let path = format!("metadata.annotations.{RAIL}");
-        let problem =
-            format!("the network's rail would be {number} (rail + 8 * plane), and the last is {last}");
+        let problem = format!(
+            "the network's rail would be {number} (rail + 8 * plane), and the last is {last}"
+        );
         return Err(part.fault(&path, problem));
     }
     let path = format!("metadata.annotations.{LEAF_PORTS}");
-    let cables =
-        cables(part.text(&path).unwrap_or_default()).map_err(|problem| part.fault(&path, problem))?;
+    let cables = cables(part.text(&path).unwrap_or_default())
+        .map_err(|problem| part.fault(&path, problem))?;
     let spec = part.decode("spec")?;
     let status: Option<Vec<Row>> = part.decode("status.allocations")?;
-    Ok(Manifest { part, name, rail, plane, cables, spec, status: status.unwrap_or_default() })
+    Ok(Manifest {
+        part,
+        name,
+        rail,
+        plane,
+        cables,
+        spec,
+        status: status.unwrap_or_default(),
+    })
 }
 
 /// The cables in [`LEAF_PORTS`], by node.
@@ -255,8 +329,14 @@ fn cables(text: &str) -> Result<HashMap<String, Vec<Cable>>, String> {
         };
         let mut cables = Vec::new();
         for end in ends.split(", ") {
-            let (leaf, port) = end.split_once(' ').map_or((end, None), |(leaf, port)| (leaf, Some(port)));
-            let cable = Cable { leaf: Some(leaf.into()), port: port.map(str::to_owned), ..Cable::default() };
+            let (leaf, port) = end
+                .split_once(' ')
+                .map_or((end, None), |(leaf, port)| (leaf, Some(port)));
+            let cable = Cable {
+                leaf: Some(leaf.into()),
+                port: port.map(str::to_owned),
+                ..Cable::default()
+            };
             if let Some(fault) = cable.faults().into_iter().flatten().next() {
                 return Err(wrong(&fault));
             }
@@ -271,8 +351,12 @@ fn cables(text: &str) -> Result<HashMap<String, Vec<Cable>>, String> {
 
 /// A message about names that no node of a cluster can have, if there are any.
 pub(super) fn not_of_nodes(plan: &Plan) -> Option<String> {
-    let names: Vec<_> =
-        plan.nodes().into_iter().filter(|name| !is_object_name(name)).map(str::to_owned).collect();
+    let names: Vec<_> = plan
+        .nodes()
+        .into_iter()
+        .filter(|name| !is_object_name(name))
+        .map(str::to_owned)
+        .collect();
     (!names.is_empty()).then(|| {
         format!(
             "{} cannot be the name of a Kubernetes node (lowercase letters, digits, - and .)",
@@ -284,7 +368,9 @@ pub(super) fn not_of_nodes(plan: &Plan) -> Option<String> {
 /// A file for each pool. `namespace` takes precedence over those of the source.
 pub fn write(plan: &mut Plan, namespace: Option<&str>) -> Result<Vec<File>> {
     if let Some(name) = namespace {
-        plan.pools.iter_mut().for_each(|pool| pool.namespace = Some(name.to_owned()));
+        plan.pools
+            .iter_mut()
+            .for_each(|pool| pool.namespace = Some(name.to_owned()));
     }
     plan.refuse_pools(
         Pool::is_unnumbered,
@@ -307,7 +393,11 @@ pub fn write(plan: &mut Plan, namespace: Option<&str>) -> Result<Vec<File>> {
         let mut ports = ports(pool);
         let is_too_large = applied(pool, "") > MAX_ANNOTATIONS;
         // A pool that only the API server can apply has nothing but the ports in its annotations.
-        let annotated = if is_too_large { ports.len() } else { applied(pool, &ports) };
+        let annotated = if is_too_large {
+            ports.len()
+        } else {
+            applied(pool, &ports)
+        };
         if annotated > MAX_ANNOTATIONS && !ports.is_empty() {
             without_ports.push(pool.name.clone());
             ports.clear();
@@ -324,7 +414,10 @@ pub fn write(plan: &mut Plan, namespace: Option<&str>) -> Result<Vec<File>> {
         } else if is_too_large {
             too_large.push(pool.name.clone());
         }
-        files.push(File { name: format!("{}.yaml", pool.name), text });
+        files.push(File {
+            name: format!("{}.yaml", pool.name),
+            text,
+        });
     }
     if !without_ports.is_empty() {
         plan.warnings.push(format!(
@@ -347,10 +440,12 @@ pub fn write(plan: &mut Plan, namespace: Option<&str>) -> Result<Vec<File>> {
 
 /// The bytes of the pool's annotations after `kubectl apply`, which adds the object as JSON.
 fn applied(pool: &Pool, ports: &str) -> usize {
-    let number =
-        |key: &str, number: Option<u8>| number.map_or(0, |number| key.len() + number.to_string().len());
+    let number = |key: &str, number: Option<u8>| {
+        number.map_or(0, |number| key.len() + number.to_string().len())
+    };
     let own = number(RAIL, pool.rail) + number(PLANE, pool.plane) + LEAF_PORTS.len() + ports.len();
-    // In JSON each annotation has six signs more, and a line feed is two signs. A line feed ends the object.
+    // In JSON each annotation has six signs more, and a line feed is two signs. A line feed ends
+    // the object.
     let escapes = 3 * 6 + ports.lines().count();
     const OBJECT: &str = r#"{"apiVersion":"","kind":"CIDRPool","metadata":{"annotations":{},"name":"","namespace":""},"spec":}"#;
     let names = API_VERSION.len() + pool.name.len() + namespace(pool).len();
@@ -366,11 +461,19 @@ fn namespace(pool: &Pool) -> &str {
 fn ports(pool: &Pool) -> String {
     let lines = pool.rows().map(|(row, cables)| (row, leaf_ports(cables)));
     let lines = lines.filter(|(row, ports)| !row.node_name.is_empty() && !ports.is_empty());
-    lines.map(|(row, ports)| format!("{}: {}\n", row.node_name, allocation::join(&ports))).collect()
+    lines
+        .map(|(row, ports)| format!("{}: {}\n", row.node_name, allocation::join(&ports)))
+        .collect()
 }
 
 fn text(pool: &Pool, ports: &str) -> String {
-    let Pool { name, rail, plane, spec, .. } = pool;
+    let Pool {
+        name,
+        rail,
+        plane,
+        spec,
+        ..
+    } = pool;
     let mut text = format!(
         "apiVersion: {API_VERSION}\nkind: CIDRPool\nmetadata:\n  name: {}\n  namespace: {}\n",
         scalar(name),
@@ -396,7 +499,10 @@ fn text(pool: &Pool, ports: &str) -> String {
     if let Some(index) = spec.gateway_index {
         line(format!("  gatewayIndex: {index}"));
     }
-    line(format!("  perNodeNetworkPrefix: {}", spec.per_node_network_prefix));
+    line(format!(
+        "  perNodeNetworkPrefix: {}",
+        spec.per_node_network_prefix
+    ));
     if spec.default_gateway {
         line("  defaultGateway: true".into());
     }
@@ -408,13 +514,20 @@ fn text(pool: &Pool, ports: &str) -> String {
         line("  exclusions:".into());
     }
     for range in &spec.exclusions {
-        line(format!("  - startIP: {}\n    endIP: {}", scalar(&range.start), scalar(&range.end)));
+        line(format!(
+            "  - startIP: {}\n    endIP: {}",
+            scalar(&range.start),
+            scalar(&range.end)
+        ));
     }
     if !spec.per_node_exclusions.is_empty() {
         line("  perNodeExclusions:".into());
     }
     for range in &spec.per_node_exclusions {
-        line(format!("  - startIndex: {}\n    endIndex: {}", range.start_index, range.end_index));
+        line(format!(
+            "  - startIndex: {}\n    endIndex: {}",
+            range.start_index, range.end_index
+        ));
     }
     if !spec.routes.is_empty() {
         line("  routes:".into());
@@ -424,9 +537,15 @@ fn text(pool: &Pool, ports: &str) -> String {
     }
     line("  staticAllocations:".into());
     for row in &spec.static_allocations {
-        let fields = [("nodeName", &row.node_name), ("prefix", &row.prefix), ("gateway", &row.gateway)];
+        let fields = [
+            ("nodeName", &row.node_name),
+            ("prefix", &row.prefix),
+            ("gateway", &row.gateway),
+        ];
         let fields = fields.iter().filter(|(_, value)| !value.is_empty());
-        let fields: Vec<_> = fields.map(|(key, value)| format!("{key}: {}", scalar(value))).collect();
+        let fields: Vec<_> = fields
+            .map(|(key, value)| format!("{key}: {}", scalar(value)))
+            .collect();
         line(format!("  - {}", fields.join("\n    ")));
     }
     text

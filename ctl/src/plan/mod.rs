@@ -1,7 +1,8 @@
 //! The plan of a fabric: the prefix of each node on each rail, and the leaf port of its cable.
 //!
-//! A plan is a list of pools as NVIDIA's CIDRPools describe them. It is read from one of several sources, checked as a
-//! whole, and written as one of several targets, of which the store, which ADD reads, is one.
+//! A plan is a list of pools as NVIDIA's CIDRPools describe them. It is read from one of several
+//! sources, checked as a whole, and written as one of several targets, of which the store, which
+//! ADD reads, is one.
 
 pub mod csv;
 pub mod fabric;
@@ -38,9 +39,15 @@ use rail_cni::pool::cidrpool::{self, Spec, Wanted};
 use rail_cni::pool::{self, Allocation, LeafPort};
 use refusal::{Doubt, Doubts, Refusal};
 
-/// The leaf ports of these cables. A port without its leaf is left out, because it could not be found.
+/// The leaf ports of these cables. A port without its leaf is left out, because it could not be
+/// found.
 fn leaf_ports(cables: &[Cable]) -> Vec<LeafPort> {
-    let port = |cable: &Cable| Some(LeafPort { leaf: cable.leaf.clone()?, port: cable.port.clone() });
+    let port = |cable: &Cable| {
+        Some(LeafPort {
+            leaf: cable.leaf.clone()?,
+            port: cable.port.clone(),
+        })
+    };
     cables.iter().filter_map(port).collect()
 }
 
@@ -76,13 +83,14 @@ pub struct Pool {
     pub plane: Option<u8>,
     /// The Kubernetes namespace of the CIDRPool, if the source says it.
     pub namespace: Option<String>,
-    /// The spec of the CIDRPool; `staticAllocations` are the rows of the plan, in the order of their prefixes.
+    /// The spec of the CIDRPool; `staticAllocations` are the rows of the plan, in the order of
+    /// their prefixes.
     pub spec: Spec,
-    /// The cables of each row, in the order of the rows: one, or with `hwplb` one to each plane. Empty if the source
-    /// has none.
+    /// The cables of each row, in the order of the rows: one, or with `hwplb` one to each plane.
+    /// Empty if the source has none.
     pub cables: Vec<Vec<Cable>>,
-    /// The position of each row, in the order of the rows. Empty if the source compares the prefixes of all pools
-    /// itself.
+    /// The position of each row, in the order of the rows. Empty if the source compares the
+    /// prefixes of all pools itself.
     pub places: Vec<Place>,
 }
 
@@ -174,8 +182,8 @@ impl fmt::Display for Given<'_> {
 }
 
 impl Plan {
-    /// Checks the plan as a whole. Doubts and warnings are added to the plan. A source has reported the faults of its
-    /// own files before.
+    /// Checks the plan as a whole. Doubts and warnings are added to the plan. A source has reported
+    /// the faults of its own files before.
     ///
     /// Returns the allocations in the form of the store.
     pub fn check(&mut self) -> Result<Pools, Vec<Fault>> {
@@ -188,7 +196,10 @@ impl Plan {
             }
             match pool.allocations() {
                 Ok(allocations) => drop(pools.insert(pool.name.clone(), allocations)),
-                Err(more) => faults.extend(more.into_iter().map(|fault| fault.of(format!("pool {name}")))),
+                Err(more) => faults.extend(
+                    more.into_iter()
+                        .map(|fault| fault.of(format!("pool {name}"))),
+                ),
             }
         }
         faults.extend(self.shared_prefixes(&pools));
@@ -201,7 +212,11 @@ impl Plan {
         let (alike, same_rail) = (self.alike(), self.same_rail());
         self.warnings.extend(alike);
         self.warnings.extend(same_rail);
-        if faults.is_empty() { Ok(pools) } else { Err(faults) }
+        if faults.is_empty() {
+            Ok(pools)
+        } else {
+            Err(faults)
+        }
     }
 
     /// Prefixes that two of these pools give, or that are a part of another one.
@@ -209,12 +224,21 @@ impl Plan {
         let rows = |pool: &'a Pool| {
             let rows = pool.spec.static_allocations.iter().enumerate();
             rows.filter_map(move |(index, row)| {
-                Some(Given { prefix: row.prefix.parse().ok()?, pool, index, row })
+                Some(Given {
+                    prefix: row.prefix.parse().ok()?,
+                    pool,
+                    index,
+                    row,
+                })
             })
         };
-        let pools = self.pools.iter().filter(|pool| pools.contains_key(&pool.name));
+        let pools = self
+            .pools
+            .iter()
+            .filter(|pool| pools.contains_key(&pool.name));
         let mut all: Vec<_> = pools.flat_map(rows).collect();
-        // Equal ones are neighbours then, in the order of the pools, and a wider one is right before its parts.
+        // Equal ones are neighbours then, in the order of the pools, and a wider one is right
+        // before its parts.
         all.sort_by_key(|given| given.prefix);
         let (mut faults, mut last, mut wide) = (Vec::new(), None::<Given<'_>>, None::<Given<'_>>);
         for given in all {
@@ -223,11 +247,15 @@ impl Plan {
             let same = last.filter(|last| last.prefix == prefix);
             let same = same.map(|other| format!("{prefix} is also the prefix of {other}"));
             let outer = wide.filter(|wide| has_part(wide) && !given.is_reserved());
-            let part =
-                outer.map(|wide| format!("{prefix} is a part of {}, the prefix of {wide}", wide.prefix));
+            let part = outer.map(|wide| {
+                format!(
+                    "{prefix} is a part of {}, the prefix of {wide}",
+                    wide.prefix
+                )
+            });
             if let Some(problem) = same.or(part) {
-                let fault =
-                    Fault::whole(problem).of(format!("pool {}: node {}", pool.name, given.row.node_name));
+                let fault = Fault::whole(problem)
+                    .of(format!("pool {}: node {}", pool.name, given.row.node_name));
                 faults.push(fault.at(given.place().cloned().unwrap_or_default()));
             }
             if !given.is_reserved() && wide.as_ref().is_none_or(|wide| !has_part(wide)) {
@@ -238,15 +266,29 @@ impl Plan {
         faults
     }
 
-    /// Gateways of unnumbered links that are the address of a host, to which all packets of the rail would go.
+    /// Gateways of unnumbered links that are the address of a host, to which all packets of the
+    /// rail would go.
     fn hosts_as_gateways(&self) -> Vec<Fault> {
-        let pools: Vec<_> = self.pools.iter().filter(|pool| pool.is_unnumbered()).collect();
-        let rows =
-            || pools.iter().flat_map(|pool| pool.spec.static_allocations.iter().map(move |row| (pool, row)));
-        let address = |row: &cidrpool::Row| row.prefix.parse().ok().map(|prefix: IpNet| prefix.addr());
-        let hosts: HashMap<IpAddr, _> = rows().filter_map(|of| Some((address(of.1)?, of))).collect();
-        let gateways: BTreeSet<_> =
-            rows().filter_map(|(pool, row)| Some((row.gateway.parse().ok()?, &pool.name))).collect();
+        let pools: Vec<_> = self
+            .pools
+            .iter()
+            .filter(|pool| pool.is_unnumbered())
+            .collect();
+        let rows = || {
+            pools.iter().flat_map(|pool| {
+                pool.spec
+                    .static_allocations
+                    .iter()
+                    .map(move |row| (pool, row))
+            })
+        };
+        let address =
+            |row: &cidrpool::Row| row.prefix.parse().ok().map(|prefix: IpNet| prefix.addr());
+        let hosts: HashMap<IpAddr, _> =
+            rows().filter_map(|of| Some((address(of.1)?, of))).collect();
+        let gateways: BTreeSet<_> = rows()
+            .filter_map(|(pool, row)| Some((row.gateway.parse().ok()?, &pool.name)))
+            .collect();
         let fault = |(gateway, of): (IpAddr, &String)| {
             let (pool, row) = hosts.get(&gateway)?;
             let problem = format!(
@@ -261,8 +303,14 @@ impl Plan {
     /// Fails if there are pools of which a target would lose something, and says why.
     fn refuse_pools(&self, is_lost: impl Fn(&Pool) -> bool, why: &str) -> Result<()> {
         let lost = self.pools.iter().filter(|pool| is_lost(pool));
-        let faults: Vec<_> = lost.map(|pool| Fault::whole(why).of(format!("pool {}", pool.name))).collect();
-        if faults.is_empty() { Ok(()) } else { Err(refused(faults)) }
+        let faults: Vec<_> = lost
+            .map(|pool| Fault::whole(why).of(format!("pool {}", pool.name)))
+            .collect();
+        if faults.is_empty() {
+            Ok(())
+        } else {
+            Err(refused(faults))
+        }
     }
 
     /// Names are exact. Two that differ only in letter case or domain are one node, most likely.
@@ -270,7 +318,11 @@ impl Plan {
         let mut seen: HashMap<String, &str> = HashMap::new();
         let mut found = Vec::new();
         for name in self.nodes() {
-            let short = name.split('.').next().unwrap_or_default().to_ascii_lowercase();
+            let short = name
+                .split('.')
+                .next()
+                .unwrap_or_default()
+                .to_ascii_lowercase();
             if let Some(other) = seen.insert(short, name) {
                 found.push((other, name));
             }
@@ -279,26 +331,40 @@ impl Plan {
             // A position is looked for only where it is shown.
             let at = |name: &str| (number < SHOWN).then(|| self.place_of(name)).flatten();
             let of = |name: &str| at(name).map_or_else(String::new, |place| format!(" ({place})"));
-            let problem =
-                format!("nodes {other}{} and {name} differ only in letter case or domain", of(other));
-            Fault::whole(problem).remedy("is it one node?").at(at(name).unwrap_or_default()).to_string()
+            let problem = format!(
+                "nodes {other}{} and {name} differ only in letter case or domain",
+                of(other)
+            );
+            Fault::whole(problem)
+                .remedy("is it one node?")
+                .at(at(name).unwrap_or_default())
+                .to_string()
         };
         few(found.iter().enumerate().map(line).collect())
     }
 
-    /// Two pools of a family that have the same rail on one node. A network without `pool` would get both.
+    /// Two pools of a family that have the same rail on one node. A network without `pool` would
+    /// get both.
     fn same_rail(&self) -> Vec<String> {
         let mut by_rail: BTreeMap<(u8, bool), Vec<&Pool>> = BTreeMap::new();
         for pool in &self.pools {
             if let Some(number) = pool.number() {
-                by_rail.entry((number, pool.is_ipv4())).or_default().push(pool);
+                by_rail
+                    .entry((number, pool.is_ipv4()))
+                    .or_default()
+                    .push(pool);
             }
         }
         let mut found = Vec::new();
         for ((number, _), pools) in by_rail.iter().filter(|(_, pools)| pools.len() > 1) {
             let mut seen: HashMap<&str, &Pool> = HashMap::new();
-            for (pool, row) in pools.iter().flat_map(|pool| pool.rows().map(move |(row, _)| (*pool, row))) {
-                let other = seen.insert(&row.node_name, pool).filter(|_| !row.node_name.is_empty());
+            for (pool, row) in pools
+                .iter()
+                .flat_map(|pool| pool.rows().map(move |(row, _)| (*pool, row)))
+            {
+                let other = seen
+                    .insert(&row.node_name, pool)
+                    .filter(|_| !row.node_name.is_empty());
                 if let Some(other) = other.filter(|other| other.name != pool.name) {
                     let problem = format!(
                         "rail {number} of node {} is in {} and in {}: jobs cannot tell them apart",
@@ -318,13 +384,21 @@ impl Plan {
             let index = rows.iter().position(|row| row.node_name == node_name)?;
             pool.places.get(index).cloned()
         };
-        self.listed.get(node_name).cloned().or_else(|| self.pools.iter().find_map(in_pool))
+        self.listed
+            .get(node_name)
+            .cloned()
+            .or_else(|| self.pools.iter().find_map(in_pool))
     }
 
     /// The names of all nodes, sorted.
     pub fn nodes(&self) -> BTreeSet<&str> {
-        let rows = self.pools.iter().flat_map(|pool| &pool.spec.static_allocations);
-        rows.map(|row| row.node_name.as_str()).filter(|name| !name.is_empty()).collect()
+        let rows = self
+            .pools
+            .iter()
+            .flat_map(|pool| &pool.spec.static_allocations);
+        rows.map(|row| row.node_name.as_str())
+            .filter(|name| !name.is_empty())
+            .collect()
     }
 }
 
@@ -344,7 +418,11 @@ impl Pool {
 
     /// The rows with their cables.
     pub fn rows(&self) -> impl Iterator<Item = (&cidrpool::Row, &[Cable])> {
-        let cables = self.cables.iter().map(Vec::as_slice).chain(std::iter::repeat([].as_slice()));
+        let cables = self
+            .cables
+            .iter()
+            .map(Vec::as_slice)
+            .chain(std::iter::repeat([].as_slice()));
         self.spec.static_allocations.iter().zip(cables)
     }
 
@@ -365,7 +443,10 @@ impl Pool {
 
     /// Whether a leaf port of it is in a VRF.
     fn has_vrf(&self) -> bool {
-        self.cables.iter().flatten().any(|cable| cable.vrf.is_some())
+        self.cables
+            .iter()
+            .flatten()
+            .any(|cable| cable.vrf.is_some())
     }
 
     /// The allocation of each node, with its rail and its leaf ports.
@@ -376,7 +457,9 @@ impl Pool {
                 allocation.leaf_ports = leaf_ports(cables);
             }
         }
-        allocations.values_mut().for_each(|allocation| allocation.rail = self.number());
+        allocations
+            .values_mut()
+            .for_each(|allocation| allocation.rail = self.number());
         Ok(allocations)
     }
 
@@ -389,7 +472,12 @@ impl Pool {
         let links = self.rows().filter_map(|(row, cables)| {
             let allocation = allocations.remove(&row.node_name)?;
             let host = allocation.first_free(|_| false)?;
-            Some(Link { node_name: &row.node_name, allocation, host, cables })
+            Some(Link {
+                node_name: &row.node_name,
+                allocation,
+                host,
+                cables,
+            })
         });
         Ok(links.collect())
     }
@@ -420,13 +508,19 @@ pub fn refused(faults: Vec<Fault>) -> anyhow::Error {
 fn incomplete(pools: &Pools, doubts: &mut Doubts) {
     let mut pools_of: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (pool, allocations) in pools {
-        allocations.keys().for_each(|node_name| pools_of.entry(node_name).or_default().push(pool));
+        allocations
+            .keys()
+            .for_each(|node_name| pools_of.entry(node_name).or_default().push(pool));
     }
     for (node_name, has) in pools_of.iter().filter(|(_, has)| has.len() < pools.len()) {
         doubts.push(Doubt::MissingRail, || {
-            let lacks = pools.keys().map(String::as_str).filter(|pool| !has.contains(pool));
+            let lacks = pools
+                .keys()
+                .map(String::as_str)
+                .filter(|pool| !has.contains(pool));
             let lacks = lacks.collect::<Vec<_>>().join(", ");
-            Fault::whole(format!("node {node_name} has no prefix in {lacks}")).remedy("add it there")
+            Fault::whole(format!("node {node_name} has no prefix in {lacks}"))
+                .remedy("add it there")
         });
     }
 }
@@ -455,7 +549,9 @@ pub(crate) mod tests {
                 netplan: None,
             },
         };
-        (0..2).flat_map(|rail| places.map(|place| link(place, rail))).collect()
+        (0..2)
+            .flat_map(|rail| places.map(|place| link(place, rail)))
+            .collect()
     }
 
     /// The lines of these faults.
@@ -465,13 +561,21 @@ pub(crate) mod tests {
 
     /// `links[3]`.
     pub fn origin(number: usize) -> Origin {
-        Origin { path: format!("links[{number}]"), ..Origin::default() }
+        Origin {
+            path: format!("links[{number}]"),
+            ..Origin::default()
+        }
     }
 
     /// The plan of these links with two tiers, checked.
     pub fn plan(mode: Mode, family: Family, links: &[HostLink]) -> Plan {
-        let scheme =
-            Scheme { tiers: Tiers::Two, mode, family, first_octet: 172, polarity: Polarity::LeafOdd };
+        let scheme = Scheme {
+            tiers: Tiers::Two,
+            mode,
+            family,
+            first_octet: 172,
+            polarity: Polarity::LeafOdd,
+        };
         let mut plan = scheme.plan(links.to_vec(), &origin).unwrap();
         plan.check().unwrap();
         plan

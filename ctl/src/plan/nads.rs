@@ -1,4 +1,5 @@
-//! NetworkAttachmentDefinitions: one network for each rail, or with `swplb` for each rail and plane, or one for all.
+//! NetworkAttachmentDefinitions: one network for each rail, or with `swplb` for each rail and
+//! plane, or one for all.
 
 use std::collections::BTreeMap;
 
@@ -66,10 +67,20 @@ pub enum Form {
     Single,
 }
 
-/// Writes one file. A network has the name of its (IPv4) pool. Without a namespace, kubectl chooses it.
-pub fn write(plan: &mut Plan, networks: &Networks, form: Form, namespace: Option<&str>) -> Result<Vec<File>> {
+/// Writes one file. A network has the name of its (IPv4) pool. Without a namespace, kubectl chooses
+/// it.
+pub fn write(
+    plan: &mut Plan,
+    networks: &Networks,
+    form: Form,
+    namespace: Option<&str>,
+) -> Result<Vec<File>> {
     if !networks.is_one {
-        let lacking: Vec<_> = plan.pools.iter().filter(|pool| pool.rail.is_none()).collect();
+        let lacking: Vec<_> = plan
+            .pools
+            .iter()
+            .filter(|pool| pool.rail.is_none())
+            .collect();
         plan.warnings.extend(unknown(&lacking));
     }
     let head = match form {
@@ -81,14 +92,19 @@ pub fn write(plan: &mut Plan, networks: &Networks, form: Form, namespace: Option
     for network in networks.of(plan)? {
         text.push_str(&network.text(form, namespace)?);
     }
-    Ok(vec![File { name: "nads.yaml".to_owned(), text }])
+    Ok(vec![File {
+        name: "nads.yaml".to_owned(),
+        text,
+    }])
 }
 
 impl Networks {
     /// Parses the resource: `openshift.io/rail_{rail}`.
     pub fn new(is_one: bool, resource: Option<&str>) -> Result<Networks> {
-        let resource =
-            resource.map(|text| Pattern::parse(text, &NUMBERS)).transpose().context("--resource")?;
+        let resource = resource
+            .map(|text| Pattern::parse(text, &NUMBERS))
+            .transpose()
+            .context("--resource")?;
         Ok(Networks { is_one, resource })
     }
 
@@ -102,7 +118,11 @@ impl Networks {
         for pools in all {
             let Some(first) = pools.first() else { continue };
             first.check_object_name()?;
-            let name = if self.is_one { ONE } else { first.name.as_str() };
+            let name = if self.is_one {
+                ONE
+            } else {
+                first.name.as_str()
+            };
             let resource = self.resource_of(name, first)?;
             if let Some(other) = networks.iter().find(|other| other.resource == resource) {
                 fail!(
@@ -112,19 +132,33 @@ impl Networks {
                     other.name
                 );
             }
-            networks.push(Network { name, resource, pools, is_one: self.is_one });
+            networks.push(Network {
+                name,
+                resource,
+                pools,
+                is_one: self.is_one,
+            });
         }
         Ok(networks)
     }
 
     fn resource_of(&self, name: &str, pool: &Pool) -> Result<String> {
-        let Some(pattern) = &self.resource else { return Ok(format!("nvidia.com/{name}")) };
+        let Some(pattern) = &self.resource else {
+            return Ok(format!("nvidia.com/{name}"));
+        };
         let is_of_a_rail = NUMBERS.iter().any(|number| pattern.uses(number, &NUMBERS));
         if is_of_a_rail && self.is_one {
-            fail!(InvalidConfig, "--resource: one network for all rails has one resource, without {{rail}}");
+            fail!(
+                InvalidConfig,
+                "--resource: one network for all rails has one resource, without {{rail}}"
+            );
         }
         let Some(rail) = pool.rail.or((!is_of_a_rail).then_some(0)) else {
-            fail!(InvalidConfig, "--resource: no source says which rail pool {} is", pool.name);
+            fail!(
+                InvalidConfig,
+                "--resource: no source says which rail pool {} is",
+                pool.name
+            );
         };
         let resource = pattern.render(&[rail.into(), pool.plane.unwrap_or(0).into()]);
         let is_resource = |(prefix, name): (&str, &str)| {
@@ -132,7 +166,9 @@ impl Networks {
             let ends = [name.bytes().next(), name.bytes().next_back()];
             is_object_name(prefix)
                 && name.len() <= 63
-                && ends.iter().all(|end| end.is_some_and(|end| end.is_ascii_alphanumeric()))
+                && ends
+                    .iter()
+                    .all(|end| end.is_some_and(|end| end.is_ascii_alphanumeric()))
                 && name.bytes().all(is_inner)
         };
         if !resource.split_once('/').is_some_and(is_resource) {
@@ -153,13 +189,26 @@ fn of_all_rails(plan: &Plan) -> Result<Vec<&Pool>> {
         true => pool.rail.is_some(),
         false => is_from_0 && rail_in(&pool.name).is_some(),
     };
-    let unknown = plan.pools.iter().filter(|pool| !is_known(pool)).map(|pool| {
-        let remedy = format!("`kubectl annotate cidrpool {} rail-cni/rail=0` for the first rail", pool.name);
-        let fault = Fault::whole("no source says which rail it is, so no device would get its addresses");
-        fault.remedy(remedy).of(format!("pool {}", pool.name))
-    });
+    let unknown = plan
+        .pools
+        .iter()
+        .filter(|pool| !is_known(pool))
+        .map(|pool| {
+            let remedy = format!(
+                "`kubectl annotate cidrpool {} rail-cni/rail=0` for the first rail",
+                pool.name
+            );
+            let fault = Fault::whole(
+                "no source says which rail it is, so no device would get its addresses",
+            );
+            fault.remedy(remedy).of(format!("pool {}", pool.name))
+        });
     let unknown: Vec<_> = unknown.collect();
-    if unknown.is_empty() { Ok(plan.pools.iter().collect()) } else { Err(refused(unknown)) }
+    if unknown.is_empty() {
+        Ok(plan.pools.iter().collect())
+    } else {
+        Err(refused(unknown))
+    }
 }
 
 fn unknown(pools: &[&Pool]) -> Option<String> {
@@ -172,11 +221,15 @@ fn unknown(pools: &[&Pool]) -> Option<String> {
     ))
 }
 
-/// The pools of each network: both families of a rail, IPv4 first. A pool of an unknown rail is a network of its own.
+/// The pools of each network: both families of a rail, IPv4 first. A pool of an unknown rail is a
+/// network of its own.
 pub(super) fn of_rails(plan: &Plan) -> Vec<Vec<&Pool>> {
     let mut of_rail: BTreeMap<_, Vec<&Pool>> = BTreeMap::new();
     for pool in &plan.pools {
-        of_rail.entry((pool.rail, pool.plane)).or_default().push(pool);
+        of_rail
+            .entry((pool.rail, pool.plane))
+            .or_default()
+            .push(pool);
     }
     let both = |pools: &[&Pool]| matches!(pools, [one, other] if one.is_ipv4() != other.is_ipv4());
     let split = |((rail, _), mut pools): ((Option<u8>, _), Vec<_>)| {
@@ -193,14 +246,21 @@ pub(super) fn of_rails(plan: &Plan) -> Vec<Vec<&Pool>> {
 impl Network<'_> {
     /// The MTU in bytes: that of the hosts, the smallest.
     pub fn mtu(&self) -> u32 {
-        let cables = self.pools.iter().flat_map(|pool| pool.cables.iter().flatten());
+        let cables = self
+            .pools
+            .iter()
+            .flat_map(|pool| pool.cables.iter().flatten());
         cables.filter_map(|cable| cable.mtu).min().unwrap_or(MTU)
     }
 
     /// The keys of the plugin, each as a line.
     fn plugin(&self) -> Result<Vec<String>> {
         let name = self.name;
-        let rail = self.pools.first().and_then(|pool| pool.number()).filter(|_| !self.is_one);
+        let rail = self
+            .pools
+            .first()
+            .and_then(|pool| pool.number())
+            .filter(|_| !self.is_one);
         let mut plugin = vec!["\"type\": \"rail-cni\"".to_owned()];
         if let Some(rail) = rail {
             if rail > MAX_RAIL {
@@ -216,7 +276,10 @@ impl Network<'_> {
         let names: Vec<_> = self.pools.iter().map(|pool| pool.name.as_str()).collect();
         plugin.push(match self.is_one {
             true => "\"ipam\": {\"type\": \"rail-ipam\"}".to_owned(),
-            false => format!("\"ipam\": {{\"type\": \"rail-ipam\", \"pool\": \"{}\"}}", names.join(",")),
+            false => format!(
+                "\"ipam\": {{\"type\": \"rail-ipam\", \"pool\": \"{}\"}}",
+                names.join(",")
+            ),
         });
         Ok(plugin)
     }

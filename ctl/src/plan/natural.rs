@@ -14,7 +14,9 @@ pub enum Chunk<'a> {
 /// The first part of a name and the rest of it; `None` at the end.
 fn first(name: &str) -> Option<(Chunk<'_>, &str)> {
     let is_number = name.chars().next()?.is_ascii_digit();
-    let end = name.find(|c: char| c.is_ascii_digit() != is_number).unwrap_or(name.len());
+    let end = name
+        .find(|c: char| c.is_ascii_digit() != is_number)
+        .unwrap_or(name.len());
     let (chunk, rest) = name.split_at(end);
     let chunk = match chunk.parse() {
         Ok(number) if is_number => Chunk::Number(number, chunk),
@@ -41,7 +43,8 @@ pub fn sort(names: &mut [&str]) {
 fn compare(mut one: &str, mut other: &str) -> Ordering {
     loop {
         match (first(one), first(other)) {
-            (Some((chunk, rest)), Some((other_chunk, other_rest))) => match chunk.cmp(&other_chunk) {
+            (Some((chunk, rest)), Some((other_chunk, other_rest))) => match chunk.cmp(&other_chunk)
+            {
                 Ordering::Equal => (one, other) = (rest, other_rest),
                 order => return order,
             },
@@ -56,10 +59,40 @@ mod tests {
 
     #[test]
     fn numbers_in_names_are_counted() {
-        let mut names = ["n10", "n9", "n", "n9-2", "m11", "n09", "n99999999999999999999"];
+        let mut names = [
+            "n10",
+            "n9",
+            "n",
+            "n9-2",
+            "m11",
+            "n09",
+            "n99999999999999999999",
+        ];
         sort(&mut names);
-        assert_eq!(names, ["m11", "n", "n09", "n9", "n9-2", "n10", "n99999999999999999999"]);
+        assert_eq!(
+            names,
+            [
+                "m11",
+                "n",
+                "n09",
+                "n9",
+                "n9-2",
+                "n10",
+                "n99999999999999999999"
+            ]
+        );
         names.sort_by_key(|name| chunks(name));
-        assert_eq!(names, ["m11", "n", "n09", "n9", "n9-2", "n10", "n99999999999999999999"]);
+        assert_eq!(
+            names,
+            [
+                "m11",
+                "n",
+                "n09",
+                "n9",
+                "n9-2",
+                "n10",
+                "n99999999999999999999"
+            ]
+        );
     }
 }

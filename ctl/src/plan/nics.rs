@@ -1,8 +1,8 @@
-//! The NIC of each rail, for those who hand out devices: a node.json for each host, and the resources of the SR-IOV
-//! device plugin, or of the operator that makes the VFs too.
+//! The NIC of each rail, for those who hand out devices: a node.json for each host, and the
+//! resources of the SR-IOV device plugin, or of the operator that makes the VFs too.
 //!
-//! Sources have names of netdevs and no PCI addresses, which stay when names change. So these files have names, and a
-//! warning says so.
+//! Sources have names of netdevs and no PCI addresses, which stay when names change. So these files
+//! have names, and a warning says so.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -66,15 +66,26 @@ pub fn device_plugin(plan: &mut Plan, networks: &Networks) -> Result<Vec<File>> 
          when names change"
             .to_owned(),
     );
-    let text = format!("{{\n  \"resourceList\": [\n{}\n  ]\n}}\n", resources.join(",\n"));
-    Ok(vec![File { name: "device-plugin.json".to_owned(), text }])
+    let text = format!(
+        "{{\n  \"resourceList\": [\n{}\n  ]\n}}\n",
+        resources.join(",\n")
+    );
+    Ok(vec![File {
+        name: "device-plugin.json".to_owned(),
+        text,
+    }])
 }
 
 /// The namespace of NVIDIA's operator, which the SR-IOV Network Operator shares with it.
 const OPERATOR: &str = "nvidia-network-operator";
 
-/// One file: a SriovNetworkNodePolicy for each network, by which the operator makes the VFs and their resource.
-pub fn sriov_node_policy(plan: &mut Plan, networks: &Networks, namespace: Option<&str>) -> Result<Vec<File>> {
+/// One file: a SriovNetworkNodePolicy for each network, by which the operator makes the VFs and
+/// their resource.
+pub fn sriov_node_policy(
+    plan: &mut Plan,
+    networks: &Networks,
+    namespace: Option<&str>,
+) -> Result<Vec<File>> {
     let mut text = "\
 # The VFs of the rails, and their resources, for the SR-IOV Network Operator: kubectl apply -f. Each pod with a rail takes a VF:
 # numVfs is how many of them a node runs at once. A /31 has one address for a pod, so one. The prefix of the resources is that
@@ -82,9 +93,18 @@ pub fn sriov_node_policy(plan: &mut Plan, networks: &Networks, namespace: Option
 "
     .to_owned();
     let mut renamed = None;
-    for Resource { name, resource, pfs, mtu } in resources_of(plan, networks)? {
+    for Resource {
+        name,
+        resource,
+        pfs,
+        mtu,
+    } in resources_of(plan, networks)?
+    {
         let (prefix, of_policy) = resource.split_once('/').unwrap_or_default();
-        let is_taken = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        let is_taken = |name: &str| {
+            name.bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+        };
         if !is_taken(of_policy) && networks.resource.is_some() {
             fail!(
                 InvalidConfig,
@@ -96,7 +116,13 @@ pub fn sriov_node_policy(plan: &mut Plan, networks: &Networks, namespace: Option
         if of_policy != name {
             renamed.get_or_insert(format!("{prefix}/{of_policy}"));
         }
-        text.push_str(&policy(&name, &of_policy, namespace.unwrap_or(OPERATOR), &pfs, mtu));
+        text.push_str(&policy(
+            &name,
+            &of_policy,
+            namespace.unwrap_or(OPERATOR),
+            &pfs,
+            mtu,
+        ));
     }
     if let Some(first) = renamed.filter(|_| networks.resource.is_none()) {
         plan.warnings.push(format!(
@@ -104,7 +130,10 @@ pub fn sriov_node_policy(plan: &mut Plan, networks: &Networks, namespace: Option
              the same names (`--to nads --resource 'nvidia.com/rail_{{rail}}'`)"
         ));
     }
-    Ok(vec![File { name: "sriov-node-policy.yaml".to_owned(), text }])
+    Ok(vec![File {
+        name: "sriov-node-policy.yaml".to_owned(),
+        text,
+    }])
 }
 
 fn policy(name: &str, resource: &str, namespace: &str, pfs: &[String], mtu: u32) -> String {
@@ -158,7 +187,8 @@ fn resources_of(plan: &Plan, networks: &Networks) -> Result<Vec<Resource>> {
                      a VF of the wrong rail",
                     network.name
                 );
-                let remedy = "plan these nodes apart: each node can have a configuration of its own";
+                let remedy =
+                    "plan these nodes apart: each node can have a configuration of its own";
                 faults.push(Fault::whole(problem).remedy(remedy));
             }
         }
@@ -171,16 +201,23 @@ fn resources_of(plan: &Plan, networks: &Networks) -> Result<Vec<Resource>> {
             mtu,
         });
     }
-    if faults.is_empty() { Ok(resources) } else { Err(refused(faults)) }
+    if faults.is_empty() {
+        Ok(resources)
+    } else {
+        Err(refused(faults))
+    }
 }
 
-/// The node, the number of the rail, and the PF of each cable of a network; both families have the same.
+/// The node, the number of the rail, and the PF of each cable of a network; both families have the
+/// same.
 fn pfs<'a>(pools: &[&'a Pool], faults: &mut Vec<Fault>) -> Vec<(&'a str, u8, &'a str)> {
     let mut found = Vec::new();
     let mut told: HashSet<&str> = HashSet::new();
     for pool in pools {
         let Some(rail) = pool.number() else {
-            faults.push(Fault::whole("no source says which rail it is").of(format!("pool {}", pool.name)));
+            faults.push(
+                Fault::whole("no source says which rail it is").of(format!("pool {}", pool.name)),
+            );
             continue;
         };
         for (row, cables) in pool.rows().filter(|(row, _)| !row.node_name.is_empty()) {
@@ -189,9 +226,12 @@ fn pfs<'a>(pools: &[&'a Pool], faults: &mut Vec<Fault>) -> Vec<(&'a str, u8, &'a
             found.extend(names.map(|name| (row.node_name.as_str(), rail, name)));
             if found.len() == before && told.insert(&row.node_name) {
                 let of = format!("node {} in pool {}", row.node_name, pool.name);
-                let remedy =
-                    "topology.json, `hostInterface` of a fabric file and netplan files do, CIDRPools do not";
-                faults.push(Fault::whole("no source says which NIC it is").of(of).remedy(remedy));
+                let remedy = "topology.json, `hostInterface` of a fabric file and netplan files do, CIDRPools do not";
+                faults.push(
+                    Fault::whole("no source says which NIC it is")
+                        .of(of)
+                        .remedy(remedy),
+                );
             }
         }
     }

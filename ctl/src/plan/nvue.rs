@@ -1,7 +1,7 @@
 //! NVUE commands of Cumulus Linux for the hosts' side of the leaves, in a file for each leaf.
 //!
-//! What the commands say, and what they leave out, follows NVIDIA's documentation of Cumulus Linux, below
-//! docs.nvidia.com/networking-ethernet-software:
+//! What the commands say, and what they leave out, follows NVIDIA's documentation of Cumulus Linux,
+//! below docs.nvidia.com/networking-ethernet-software:
 //!
 //! | page | says |
 //! | --- | --- |
@@ -61,15 +61,25 @@ pub fn write(plan: &Plan) -> Result<Vec<File>> {
         for link in pool.links()? {
             if !link.cables.is_empty() && link.cables.iter().all(has_port) {
                 let of = || format!("node {} in pool {}", link.node_name, pool.name);
-                faults.extend(place(&mut leaves, pool, &link).err().map(|fault| fault.of(of())));
+                faults.extend(
+                    place(&mut leaves, pool, &link)
+                        .err()
+                        .map(|fault| fault.of(of())),
+                );
             // Both families of a rail have the same cables.
-            } else if pool.rail.is_none() || unknown.insert((link.node_name.to_owned(), pool.number())) {
+            } else if pool.rail.is_none()
+                || unknown.insert((link.node_name.to_owned(), pool.number()))
+            {
                 let of = format!("node {} in pool {}", link.node_name, pool.name);
                 faults.push(no_port().of(of));
             }
         }
     }
-    faults.extend(leaves.iter().flat_map(|(leaf, ports)| twice(leaf, ports.values())));
+    faults.extend(
+        leaves
+            .iter()
+            .flat_map(|(leaf, ports)| twice(leaf, ports.values())),
+    );
     if !faults.is_empty() {
         return Err(refused(faults));
     }
@@ -88,37 +98,69 @@ fn has_port(cable: &Cable) -> bool {
 fn place<'a>(leaves: &mut Leaves<'a>, pool: &'a Pool, link: &Link<'a>) -> Result<(), Fault> {
     let wrong = |problem: String| Err(Fault::whole(problem));
     let Some(gateway) = link.allocation.gateway else {
-        return wrong("it has no gateway, which would be the address of the leaf's port".to_owned());
+        return wrong(
+            "it has no gateway, which would be the address of the leaf's port".to_owned(),
+        );
     };
     let address = IpNet::new_assert(gateway, link.allocation.prefix.prefix_len());
-    for Cable { interface, mtu, leaf, port, vrf, .. } in link.cables {
-        let (Some(leaf), Some(port)) = (leaf, port) else { return Err(no_port()) };
+    for Cable {
+        interface,
+        mtu,
+        leaf,
+        port,
+        vrf,
+        ..
+    } in link.cables
+    {
+        let (Some(leaf), Some(port)) = (leaf, port) else {
+            return Err(no_port());
+        };
         if let Some(mtu) = mtu.filter(|mtu| *mtu > MTU) {
-            return wrong(format!("its interface has MTU {mtu}, and the leaf's port can have {MTU} at most"));
+            return wrong(format!(
+                "its interface has MTU {mtu}, and the leaf's port can have {MTU} at most"
+            ));
         }
         if !is_port(port) {
-            let problem = format!("port {port} of {leaf} is none of Cumulus Linux, such as swp1 or swp1s0");
+            let problem =
+                format!("port {port} of {leaf} is none of Cumulus Linux, such as swp1 or swp1s0");
             return Err(Fault::whole(problem).remedy("use --to csv for switches of other systems"));
         }
-        let (_, there) = leaves.entry(leaf).or_default().entry(chunks(port)).or_insert_with(|| {
-            let interface = interface.as_deref();
-            let vrf = vrf.as_deref();
-            (port, Port { node_name: link.node_name, interface, vrf, addresses: Vec::new() })
-        });
+        let (_, there) = leaves
+            .entry(leaf)
+            .or_default()
+            .entry(chunks(port))
+            .or_insert_with(|| {
+                let interface = interface.as_deref();
+                let vrf = vrf.as_deref();
+                (
+                    port,
+                    Port {
+                        node_name: link.node_name,
+                        interface,
+                        vrf,
+                        addresses: Vec::new(),
+                    },
+                )
+            });
         if there.node_name != link.node_name {
-            return wrong(format!("port {port} of {leaf} has the cable of node {}", there.node_name));
+            return wrong(format!(
+                "port {port} of {leaf} has the cable of node {}",
+                there.node_name
+            ));
         }
         let same_family = |(other, _): &&(IpNet, &str)| other.addr().is_ipv4() == gateway.is_ipv4();
         if let Some((other, name)) = there.addresses.iter().find(same_family) {
-            return wrong(format!("port {port} of {leaf} has {other} of pool {name} already"));
+            return wrong(format!(
+                "port {port} of {leaf} has {other} of pool {name} already"
+            ));
         }
         there.addresses.push((address, &pool.name));
     }
     Ok(())
 }
 
-/// A port has a number, counted from 1, and another one, counted from 0, if it is split. To NVUE, swp1-2 and swp1,swp2 are
-/// two ports, and both would get the address.
+/// A port has a number, counted from 1, and another one, counted from 0, if it is split. To NVUE,
+/// swp1-2 and swp1,swp2 are two ports, and both would get the address.
 fn is_port(name: &str) -> bool {
     let is_number = |text: &str| {
         !text.is_empty()
@@ -131,8 +173,7 @@ fn is_port(name: &str) -> bool {
 }
 
 fn no_port() -> Fault {
-    let remedy =
-        "topology.json, or `leafName` and `leafPort` of a fabric file do, CIDRPools and netplan files do not";
+    let remedy = "topology.json, or `leafName` and `leafPort` of a fabric file do, CIDRPools and netplan files do not";
     Fault::whole("no source says which port of which leaf its cable is in").remedy(remedy)
 }
 
@@ -142,8 +183,11 @@ fn twice<'a>(leaf: &str, ports: impl Iterator<Item = &'a (&'a str, Port<'a>)>) -
     for (name, port) in ports {
         for (address, pool) in &port.addresses {
             if let Some(other) = seen.insert(address, name) {
-                let problem = format!("{address} would be on the ports {other} and {name} of {leaf}");
-                faults.push(Fault::whole(problem).of(format!("node {} in pool {pool}", port.node_name)));
+                let problem =
+                    format!("{address} would be on the ports {other} and {name} of {leaf}");
+                faults.push(
+                    Fault::whole(problem).of(format!("node {} in pool {pool}", port.node_name)),
+                );
             }
         }
     }
@@ -157,10 +201,22 @@ fn text<'a>(leaf: &str, ports: impl Iterator<Item = (&'a str, Port<'a>)>) -> Str
     if !vrfs.is_empty() {
         text.push_str(OF_VRFS);
     }
-    vrfs.iter().for_each(|vrf| text.push_str(&format!("nv set vrf {vrf} table auto\n")));
-    for (name, Port { node_name, interface, vrf, addresses }) in ports {
+    vrfs.iter()
+        .for_each(|vrf| text.push_str(&format!("nv set vrf {vrf} table auto\n")));
+    for (
+        name,
+        Port {
+            node_name,
+            interface,
+            vrf,
+            addresses,
+        },
+    ) in ports
+    {
         let mut set = |what: &str| text.push_str(&format!("nv set interface {name} {what}\n"));
-        let end = interface.map(|interface| format!(":{interface}")).unwrap_or_default();
+        let end = interface
+            .map(|interface| format!(":{interface}"))
+            .unwrap_or_default();
         set(&format!("description {node_name}{end}"));
         set(&format!("link mtu {MTU}"));
         if let Some(vrf) = vrf {

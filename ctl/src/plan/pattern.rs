@@ -1,8 +1,9 @@
-//! Names with numbers in them: `worker-gpu-{node}`, `leaf-su{su+1:02}-r{rail}`, `swp{host/2+1}s{host%2}`.
+//! Names with numbers in them: `worker-gpu-{node}`, `leaf-su{su+1:02}-r{rail}`,
+//! `swp{host/2+1}s{host%2}`.
 //!
-//! Braces enclose the name of a number. Behind it may follow, in this order and each at most once, `*N`, `/N` (rounded
-//! down), `%N` (the remainder), `+N`, and `:0W` for at least W digits. Only this order is allowed, so that nobody has to
-//! know which of two operators binds first.
+//! Braces enclose the name of a number. Behind it may follow, in this order and each at most once,
+//! `*N`, `/N` (rounded down), `%N` (the remainder), `+N`, and `:0W` for at least W digits. Only
+//! this order is allowed, so that nobody has to know which of two operators binds first.
 
 use anyhow::Result;
 
@@ -43,7 +44,9 @@ impl<const N: usize> Pattern<N> {
         let mut rest = text;
         while let Some(at) = rest.find(['{', '}']) {
             let (before, braces) = rest.split_at(at);
-            let inner = braces.strip_prefix('{').and_then(|inner| inner.split_once('}'));
+            let inner = braces
+                .strip_prefix('{')
+                .and_then(|inner| inner.split_once('}'));
             let Some((inner, after)) = inner.filter(|(inner, _)| !inner.contains('{')) else {
                 fail!(InvalidConfig, "{text:?}: unbalanced brace");
             };
@@ -78,7 +81,9 @@ impl<const N: usize> Pattern<N> {
             match piece {
                 Piece::Text(text) => name.push_str(text),
                 Piece::Number(number) => {
-                    let digits = number.of(numbers.get(number.index).copied().unwrap_or(0)).to_string();
+                    let digits = number
+                        .of(numbers.get(number.index).copied().unwrap_or(0))
+                        .to_string();
                     let zeros = number.width.saturating_sub(digits.len());
                     name.extend(std::iter::repeat_n('0', zeros));
                     name.push_str(&digits);
@@ -91,17 +96,33 @@ impl<const N: usize> Pattern<N> {
 
 impl Number {
     fn parse(inner: &str, known: &[&str]) -> Result<Number> {
-        let end = inner.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(inner.len());
+        let end = inner
+            .find(|c: char| !c.is_ascii_alphabetic())
+            .unwrap_or(inner.len());
         let (word, mut rest) = inner.split_at(end);
         let Some(index) = known.iter().position(|one| *one == word) else {
-            let meant = nearest(word, known.iter().copied()).map(|meant| format!(": did you mean {meant}?"));
-            let list = known.iter().map(|one| format!("{{{one}}}")).collect::<Vec<_>>().join(", ");
-            fail!(InvalidConfig, "{{{inner}}} is not one of {list}{}", meant.unwrap_or_default());
+            let meant = nearest(word, known.iter().copied())
+                .map(|meant| format!(": did you mean {meant}?"));
+            let list = known
+                .iter()
+                .map(|one| format!("{{{one}}}"))
+                .collect::<Vec<_>>()
+                .join(", ");
+            fail!(
+                InvalidConfig,
+                "{{{inner}}} is not one of {list}{}",
+                meant.unwrap_or_default()
+            );
         };
         let mut number = |sign: char| {
             let digits = rest.strip_prefix(sign)?;
-            let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
-            let value = digits[..end].parse().ok().filter(|value| *value <= MAX_NUMBER)?;
+            let end = digits
+                .find(|c: char| !c.is_ascii_digit())
+                .unwrap_or(digits.len());
+            let value = digits[..end]
+                .parse()
+                .ok()
+                .filter(|value| *value <= MAX_NUMBER)?;
             rest = &digits[end..];
             Some(value)
         };
@@ -133,7 +154,9 @@ impl Number {
     fn of(&self, number: u64) -> u64 {
         let product = number.saturating_mul(self.times);
         let quotient = product.checked_div(self.by).unwrap_or(0);
-        let rest = self.remainder_of.map_or(Some(quotient), |of| quotient.checked_rem(of));
+        let rest = self
+            .remainder_of
+            .map_or(Some(quotient), |of| quotient.checked_rem(of));
         rest.unwrap_or(0).saturating_add(self.plus)
     }
 }

@@ -1,8 +1,8 @@
-//! Why a plan is refused: a line for each fault. Faults of one cause are listed together, the first ten of each cause
-//! with the number of the others.
+//! Why a plan is refused: a line for each fault. Faults of one cause are listed together, the first
+//! ten of each cause with the number of the others.
 //!
-//! A doubt is something that can be meant and hardly ever is: one wrong digit in a topology gives other hosts other
-//! addresses. It refuses the plan like a fault, unless `--allow` names its kind.
+//! A doubt is something that can be meant and hardly ever is: one wrong digit in a topology gives
+//! other hosts other addresses. It refuses the plan like a fault, unless `--allow` names its kind.
 
 use std::collections::BTreeMap;
 
@@ -51,7 +51,9 @@ impl Doubt {
 
     /// As `--allow` takes it.
     fn name(self) -> String {
-        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+        self.to_possible_value()
+            .map(|value| value.get_name().to_owned())
+            .unwrap_or_default()
     }
 }
 
@@ -102,12 +104,22 @@ impl Doubts {
 
     /// All as warnings.
     pub fn into_warnings(self) -> Vec<String> {
-        self.0.into_values().flat_map(|few| few.lines("of these")).collect()
+        self.0
+            .into_values()
+            .flat_map(|few| few.lines("of these"))
+            .collect()
     }
 
     /// Fails if there are any.
     pub fn refuse(self) -> Result<(), Refusal> {
-        if self.0.is_empty() { Ok(()) } else { Err(Refusal { doubts: self, faults: Vec::new() }) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(Refusal {
+                doubts: self,
+                faults: Vec::new(),
+            })
+        }
     }
 }
 
@@ -135,7 +147,14 @@ impl Refusal {
             groups[group].1.push(|| fault);
         }
         let of_doubts = doubts.0.into_iter().map(|(doubt, few)| {
-            (format!("{} (--allow {} if this is intended):", doubt.what(), doubt.name()), few)
+            (
+                format!(
+                    "{} (--allow {} if this is intended):",
+                    doubt.what(),
+                    doubt.name()
+                ),
+                few,
+            )
         });
         let groups: Vec<_> = of_doubts.chain(groups).collect();
         // A head, or a line, needs no number above it.
@@ -148,7 +167,10 @@ impl Refusal {
         for (head, few) in groups.into_iter().take(SHOWN) {
             let below = if head.is_empty() { "" } else { "  " };
             lines.extend((!head.is_empty()).then(|| format!("{indent}{head}")));
-            lines.extend(few.lines("like these").map(|line| format!("{indent}{below}{line}")));
+            lines.extend(
+                few.lines("like these")
+                    .map(|line| format!("{indent}{below}{line}")),
+            );
         }
         if left > 0 {
             lines.push(format!("  and {of_left} more, of {left} other kinds"));
@@ -159,7 +181,10 @@ impl Refusal {
 
 impl From<Vec<Fault>> for Refusal {
     fn from(faults: Vec<Fault>) -> Refusal {
-        Refusal { faults, ..Refusal::default() }
+        Refusal {
+            faults,
+            ..Refusal::default()
+        }
     }
 }
 
@@ -169,8 +194,8 @@ impl From<Refusal> for anyhow::Error {
     }
 }
 
-/// Faults at one key, whose problems differ in numbers and quoted words alone, have one cause. The file, the line and
-/// the object that they are of do not count.
+/// Faults at one key, whose problems differ in numbers and quoted words alone, have one cause. The
+/// file, the line and the object that they are of do not count.
 fn shape(Fault { path, problem, .. }: &Fault) -> String {
     let mut shape = String::with_capacity(path.len() + problem.len());
     let (mut is_quoted, mut last) = (false, ' ');
@@ -193,23 +218,39 @@ mod tests {
     use rail_cni::fault::Place;
 
     fn fault(line: u32, path: &str, problem: &str) -> Fault {
-        Fault::new(path, problem).at(Place { file: "t.json".into(), line, column: 0 })
+        Fault::new(path, problem).at(Place {
+            file: "t.json".into(),
+            line,
+            column: 0,
+        })
     }
 
     #[test]
     fn faults_of_one_cause_are_together_and_none_hides_another() {
-        let mut faults: Vec<_> =
-            (0..12).map(|n| fault(7 * n + 1, &format!("links[{n}].rail"), "r")).collect();
+        let mut faults: Vec<_> = (0..12)
+            .map(|n| fault(7 * n + 1, &format!("links[{n}].rail"), "r"))
+            .collect();
         faults.insert(3, fault(9, "links[4]", "\"a\" e"));
         faults.push(fault(99, "links[5]", "\"bc\" e"));
         let lines = Refusal::from(faults).lines();
         golden::says("plan", "faults of one cause", lines.join("\n"));
         assert_eq!(lines.len(), 1 + 10 + 1 + 2, "{lines:#?}");
-        assert!(lines[0].starts_with("14 ") && lines[11].contains(" 2 "), "{lines:#?}");
+        assert!(
+            lines[0].starts_with("14 ") && lines[11].contains(" 2 "),
+            "{lines:#?}"
+        );
         assert_eq!(lines[1], "  t.json:1: links[0].rail: r");
-        assert_eq!(lines[12..], ["  t.json:9: links[4]: \"a\" e", "  t.json:99: links[5]: \"bc\" e"]);
+        assert_eq!(
+            lines[12..],
+            [
+                "  t.json:9: links[4]: \"a\" e",
+                "  t.json:99: links[5]: \"bc\" e"
+            ]
+        );
         assert_eq!(Refusal::from(vec![Fault::whole("one")]).lines(), ["one"]);
-        let words: Vec<_> = ('a'..='m').map(|c| Fault::whole(format!("fault {c}"))).collect();
+        let words: Vec<_> = ('a'..='m')
+            .map(|c| Fault::whole(format!("fault {c}")))
+            .collect();
         let lines = Refusal::from(words).lines();
         golden::says("plan", "faults of many causes", lines.join("\n"));
         assert!(lines.len() == 12 && lines[11].contains(" 3 "), "{lines:#?}");
@@ -219,22 +260,41 @@ mod tests {
     #[test]
     fn files_and_objects_do_not_make_causes_of_their_own() {
         let of = |name: char| {
-            Fault::new("spec.cidr", "is missing").at(Place::file(name)).of(format!("CIDRPool {name}"))
+            Fault::new("spec.cidr", "is missing")
+                .at(Place::file(name))
+                .of(format!("CIDRPool {name}"))
         };
         let lines = Refusal::from(('a'..='z').map(of).collect::<Vec<_>>()).lines();
-        assert!(lines.len() == 12 && lines[11].contains(" 16 "), "{lines:#?}");
+        assert!(
+            lines.len() == 12 && lines[11].contains(" 16 "),
+            "{lines:#?}"
+        );
     }
 
     #[test]
     fn a_doubt_says_how_it_is_allowed() {
         let mut doubts = Doubts::default();
         doubts.push(Doubt::TwoSus, || Fault::whole("w1"));
-        let alone = Refusal { doubts: doubts.clone(), faults: vec![] }.lines();
-        assert!(alone.len() == 2 && alone[0].contains("--allow two-sus") && alone[1] == "  w1", "{alone:?}");
+        let alone = Refusal {
+            doubts: doubts.clone(),
+            faults: vec![],
+        }
+        .lines();
+        assert!(
+            alone.len() == 2 && alone[0].contains("--allow two-sus") && alone[1] == "  w1",
+            "{alone:?}"
+        );
         (0..12).for_each(|n| doubts.push(Doubt::OtherSu, || Fault::whole(format!("w{n}"))));
-        let lines = Refusal { doubts: doubts.clone(), faults: vec![Fault::whole("x")] }.lines();
+        let lines = Refusal {
+            doubts: doubts.clone(),
+            faults: vec![Fault::whole("x")],
+        }
+        .lines();
         golden::says("plan", "doubts", lines.join("\n"));
-        assert!(lines[0].starts_with("14 ") && lines[12].contains(" 2 "), "{lines:#?}");
+        assert!(
+            lines[0].starts_with("14 ") && lines[12].contains(" 2 "),
+            "{lines:#?}"
+        );
         assert!(lines[1].contains("--allow other-su"), "{lines:#?}");
         assert_eq!(lines.last().unwrap(), "  x");
         assert_eq!(doubts.allow(&[Doubt::OtherSu, Doubt::SameName]).len(), 11);

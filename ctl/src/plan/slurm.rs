@@ -1,7 +1,8 @@
 //! topology.conf of Slurm, which places jobs by it: below one leaf group if they fit.
 //!
-//! The forms of its lines are those of the manual page topology.conf(5) of Slurm 24.05 to 26.11. A name has at most 64
-//! characters, and every block has at least as many nodes as the first of the `BlockSizes`.
+//! The forms of its lines are those of the manual page topology.conf(5) of Slurm 24.05 to 26.11. A
+//! name has at most 64 characters, and every block has at least as many nodes as the first of the
+//! `BlockSizes`.
 
 use anyhow::Result;
 
@@ -23,7 +24,8 @@ pub fn write(plan: &Plan, plugin: Plugin) -> Result<Vec<File>> {
         Plugin::Tree => "tree",
         Plugin::Block => "block",
     };
-    let mut text = format!("# The fabric for Slurm: set TopologyPlugin=topology/{name} in slurm.conf.\n");
+    let mut text =
+        format!("# The fabric for Slurm: set TopologyPlugin=topology/{name} in slurm.conf.\n");
     let mut smallest: Option<usize> = None;
     for Switch { name, below, .. } in switches(plan)? {
         match (plugin, &below) {
@@ -32,7 +34,10 @@ pub fn write(plan: &Plan, plugin: Plugin) -> Result<Vec<File>> {
             }
             (Plugin::Tree, Below::Switches(names)) => {
                 let names: Vec<_> = names.iter().map(String::as_str).collect();
-                text.push_str(&format!("SwitchName={name} Switches={}\n", host_list(&names)));
+                text.push_str(&format!(
+                    "SwitchName={name} Switches={}\n",
+                    host_list(&names)
+                ));
             }
             (Plugin::Block, Below::Nodes(nodes)) => {
                 smallest = Some(smallest.map_or(nodes.len(), |size| size.min(nodes.len())));
@@ -44,11 +49,14 @@ pub fn write(plan: &Plan, plugin: Plugin) -> Result<Vec<File>> {
     if let Some(size) = smallest {
         text.push_str(&format!("BlockSizes={size}\n"));
     }
-    Ok(vec![File { name: "topology.conf".to_owned(), text }])
+    Ok(vec![File {
+        name: "topology.conf".to_owned(),
+        text,
+    }])
 }
 
-/// Names in the form of Slurm's host lists, in which names that count up are one word: `n[0-31],n[40,42]`. The number
-/// is at the end of the name.
+/// Names in the form of Slurm's host lists, in which names that count up are one word:
+/// `n[0-31],n[40,42]`. The number is at the end of the name.
 fn host_list(names: &[&str]) -> String {
     let mut words: Vec<(&str, Vec<String>)> = Vec::new();
     // The last number of the last range, with the digits of its first.
@@ -61,10 +69,13 @@ fn host_list(names: &[&str]) -> String {
             last = None;
             continue;
         };
-        let range = words.last_mut().filter(|(other, ranges)| *other == stem && !ranges.is_empty());
+        let range = words
+            .last_mut()
+            .filter(|(other, ranges)| *other == stem && !ranges.is_empty());
         match (range, last) {
             (Some((_, ranges)), Some((before, width)))
-                if number.checked_sub(1) == Some(before) && format!("{number:0width$}") == digits =>
+                if number.checked_sub(1) == Some(before)
+                    && format!("{number:0width$}") == digits =>
             {
                 if let Some(range) = ranges.last_mut() {
                     let first = range.split('-').next().unwrap_or_default();

@@ -1,5 +1,6 @@
-//! HyperNodes of Volcano (topology.volcano.sh/v1alpha1), by which its scheduler keeps the pods of a job close to each
-//! other. The form is that of volcano.sh/apis 1.12: `tier` is a number, and a member is selected by its exact name.
+//! HyperNodes of Volcano (topology.volcano.sh/v1alpha1), by which its scheduler keeps the pods of a
+//! job close to each other. The form is that of volcano.sh/apis 1.12: `tier` is a number, and a
+//! member is selected by its exact name.
 
 use anyhow::Result;
 
@@ -12,10 +13,14 @@ use rail_cni::fail;
 /// Writes one file: a HyperNode for each leaf group, and for what is above them.
 pub fn write(plan: &Plan) -> Result<Vec<File>> {
     if let Some(names) = not_of_nodes(plan) {
-        fail!(InvalidConfig, "{names}, and a HyperNode names nodes as the cluster does: correct the plan");
+        fail!(
+            InvalidConfig,
+            "{names}, and a HyperNode names nodes as the cluster does: correct the plan"
+        );
     }
     let mut text =
-        "# The fabric for Volcano: kubectl apply -f. The lower the tier, the closer the nodes.\n".to_owned();
+        "# The fabric for Volcano: kubectl apply -f. The lower the tier, the closer the nodes.\n"
+            .to_owned();
     for Switch { name, tier, below } in switches(plan)? {
         if !is_object_name(&name) {
             fail!(
@@ -40,5 +45,8 @@ pub fn write(plan: &Plan) -> Result<Vec<File>> {
             ));
         }
     }
-    Ok(vec![File { name: "hypernodes.yaml".to_owned(), text }])
+    Ok(vec![File {
+        name: "hypernodes.yaml".to_owned(),
+        text,
+    }])
 }

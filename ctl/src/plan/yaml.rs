@@ -61,8 +61,8 @@ fn flat(value: &Value) -> Cow<'_, str> {
     }
 }
 
-/// A text in one line, in quotes if a reader could take it for something else, such as `yes`, `1_000`, `12:30:45` and
-/// dates in YAML 1.1.
+/// A text in one line, in quotes if a reader could take it for something else, such as `yes`,
+/// `1_000`, `12:30:45` and dates in YAML 1.1.
 pub fn scalar(text: &str) -> Cow<'_, str> {
     const WORDS: [&str; 9] = ["y", "n", "yes", "no", "on", "off", "true", "false", "null"];
     let is_word = WORDS.iter().any(|word| word.eq_ignore_ascii_case(text));
@@ -70,7 +70,9 @@ pub fn scalar(text: &str) -> Cow<'_, str> {
     // An IPv4 address or prefix is no number in any YAML: three dots.
     let begins = |first: char| first.is_ascii_alphabetic() || first == '/';
     let is_address = text.bytes().filter(|byte| *byte == b'.').count() == 3
-        && text.bytes().all(|byte| byte.is_ascii_digit() || b"./".contains(&byte));
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_digit() || b"./".contains(&byte));
     if !is_word && text.bytes().all(is_plain) && (text.starts_with(begins) || is_address) {
         return text.into();
     }
@@ -82,7 +84,10 @@ pub fn scalar(text: &str) -> Cow<'_, str> {
             '\t' => quoted.push_str("\\t"),
             // No reader has to take these as they are.
             c if c.is_control()
-                || matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}') =>
+                || matches!(
+                    c,
+                    '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}'
+                ) =>
             {
                 let _ = write!(quoted, "\\u{:04x}", u32::from(c));
             }
@@ -141,7 +146,8 @@ mod tests {
             let key = prop_oneof![any::<String>(), "[-~<a-z0-9:#. ]{0,4}"];
             prop_oneof![
                 prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
-                prop::collection::btree_map(key, inner, 0..4).prop_map(|map| map.into_iter().collect()),
+                prop::collection::btree_map(key, inner, 0..4)
+                    .prop_map(|map| map.into_iter().collect()),
             ]
         })
     }

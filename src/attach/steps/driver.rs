@@ -1,7 +1,8 @@
-//! The driver of a function. A pod's runtime may leave it with another driver, as vfio-pci, or with none: it gets back the
-//! one that it had. And the driver is bound again for a GUID, which the VF's driver reads once, and around a reset, of which
-//! drivers without `reset_prepare` do not hear (mlx5_core, bnxt_en). The kernel then makes netdev and RDMA device anew, under
-//! names that udev may change a moment later.
+//! The driver of a function. A pod's runtime may leave it with another driver, as vfio-pci, or with
+//! none: it gets back the one that it had. And the driver is bound again for a GUID, which the VF's
+//! driver reads once, and around a reset, of which drivers without `reset_prepare` do not hear
+//! (mlx5_core, bnxt_en). The kernel then makes netdev and RDMA device anew, under names that udev
+//! may change a moment later.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -23,16 +24,27 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// The driver as it is; `None` for a device that is no function with a netdev.
 pub fn plan(conf: &NetConf, device: &Device) -> Result<Option<Bound>> {
     // A program in user space has no netdev, and its driver hears of resets (vfio-pci).
-    let (Some(function), Some(_)) = (device.function(), &device.original.link) else { return Ok(None) };
-    let Some(driver) = function.driver() else { return Ok(None) };
+    let (Some(function), Some(_)) = (device.function(), &device.original.link) else {
+        return Ok(None);
+    };
+    let Some(driver) = function.driver() else {
+        return Ok(None);
+    };
     if conf.reset_on_del {
         refuse("resetOnDel", device, function)?;
     }
     let (only, rdma) = (function.driver_override(), function.rdma_devices());
-    Ok(Some(Bound { driver, only, rdma, guids: Vec::new(), again: conf.reset_on_del }))
+    Ok(Some(Bound {
+        driver,
+        only,
+        rdma,
+        guids: Vec::new(),
+        again: conf.reset_on_del,
+    }))
 }
 
-/// Refuses a device whose driver cannot be bound again, or not without others. `key` is the network's that needs it.
+/// Refuses a device whose driver cannot be bound again, or not without others. `key` is the
+/// network's that needs it.
 pub fn refuse(key: &str, device: &Device, function: &Function) -> Result<()> {
     if let Some(why) = hindrance(device.original.siblings, function) {
         fail!(UnsupportedField, "{key}: {} {why}", device.describe());
@@ -40,7 +52,8 @@ pub fn refuse(key: &str, device: &Device, function: &Function) -> Result<()> {
     Ok(())
 }
 
-/// Why the driver cannot be bound again without more than this device changing. `siblings`: the function has several netdevs.
+/// Why the driver cannot be bound again without more than this device changing. `siblings`: the
+/// function has several netdevs.
 fn hindrance(siblings: bool, function: &Function) -> Option<String> {
     if siblings {
         return Some("has several netdevs, which unbinding its driver would remove".to_owned());
@@ -48,8 +61,12 @@ fn hindrance(siblings: bool, function: &Function) -> Option<String> {
     if function.vf_count() > 0 {
         return Some("has VFs, which unbinding its driver would remove".to_owned());
     }
-    let only = function.driver_override().filter(|only| function.driver().as_ref() != Some(only))?;
-    Some(format!("would get the driver {only} when it is bound again (driver_override)"))
+    let only = function
+        .driver_override()
+        .filter(|only| function.driver().as_ref() != Some(only))?;
+    Some(format!(
+        "would get the driver {only} when it is bound again (driver_override)"
+    ))
 }
 
 /// The driver of a function that can be bound again without anything else: see [`refuse`].
@@ -62,7 +79,9 @@ pub fn alone(cx: &Cx<'_>) -> Option<Bound> {
 
 /// Gives the function its driver back, where it has none or one for programs in user space.
 pub fn undo(bound: &Bound, cx: &mut Cx<'_>) -> Result<()> {
-    let Some(function) = cx.function.clone().filter(Function::exists) else { return Ok(()) };
+    let Some(function) = cx.function.clone().filter(Function::exists) else {
+        return Ok(());
+    };
     if function.driver_override() != bound.only {
         function.set_driver_override(bound.only.as_deref())?;
     }
@@ -84,13 +103,19 @@ pub fn undo(bound: &Bound, cx: &mut Cx<'_>) -> Result<()> {
     done
 }
 
-/// Unbinds the driver, does `between`, and binds it again, whatever came of that. Netdev and RDMA devices are there when it
-/// returns.
-pub fn bind_again(bound: &Bound, between: fn(&Function) -> Result<()>, cx: &mut Cx<'_>) -> Result<()> {
-    let Some(function) = cx.function.clone() else { return Ok(()) };
+/// Unbinds the driver, does `between`, and binds it again, whatever came of that. Netdev and RDMA
+/// devices are there when it returns.
+pub fn bind_again(
+    bound: &Bound,
+    between: fn(&Function) -> Result<()>,
+    cx: &mut Cx<'_>,
+) -> Result<()> {
+    let Some(function) = cx.function.clone() else {
+        return Ok(());
+    };
     let pf = watch(cx);
-    // The kernel gives a new RDMA device the lowest free name: two that are made at a time could get each other's, which
-    // neither could then have back.
+    // The kernel gives a new RDMA device the lowest free name: two that are made at a time could
+    // get each other's, which neither could then have back.
     let binding = cx.locks.binding()?;
     let done = {
         // Not while the netdev is waited for: other VFs of the PF need the lock, too.
@@ -127,7 +152,10 @@ fn wait(bound: &Bound, cx: &mut Cx<'_>) -> Result<()> {
     let deadline = Instant::now() + patience;
     loop {
         cx.await_home()?;
-        let rdma = cx.function.as_ref().map_or(0, |function| function.rdma_devices().len());
+        let rdma = cx
+            .function
+            .as_ref()
+            .map_or(0, |function| function.rdma_devices().len());
         if cx.at_home().is_some() && rdma >= bound.rdma.len() {
             return Ok(());
         }

@@ -1,4 +1,5 @@
-//! `gatewayProbe`: does the leaf port at the other end of the cable have the address that the plan gave it?
+//! `gatewayProbe`: does the leaf port at the other end of the cable have the address that the plan
+//! gave it?
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -50,28 +51,41 @@ pub struct Gateways {
 
 /// The gateways to ask.
 pub fn plan(conf: &NetConf, rail: &Rail, leased: &AddResult) -> Result<Option<Gateways>> {
-    let Some(wanted) = &conf.probe else { return Ok(None) };
+    let Some(wanted) = &conf.probe else {
+        return Ok(None);
+    };
     let gateways = gateways(rail, leased);
     if gateways.is_empty() {
         conf.or_warn(
             conf.probe,
-            failure!(InvalidConfig, "gatewayProbe: neither the IPAM plugin nor a route names a gateway"),
+            failure!(
+                InvalidConfig,
+                "gatewayProbe: neither the IPAM plugin nor a route names a gateway"
+            ),
         )?;
         return Ok(None);
     }
     for net in &rail.addresses {
-        if !gateways.iter().any(|gateway| gateway.is_ipv4() == net.addr().is_ipv4()) {
+        if !gateways
+            .iter()
+            .any(|gateway| gateway.is_ipv4() == net.addr().is_ipv4())
+        {
             log::warn!("gatewayProbe: {net} has no gateway that could be asked");
         }
     }
-    Ok(Some(Gateways { gateways, timeout: wanted.timeout }))
+    Ok(Some(Gateways {
+        gateways,
+        timeout: wanted.timeout,
+    }))
 }
 
 impl Gateways {
     /// Asks them through the rail in the pod. An error names those that did not answer.
     pub fn apply(&self, cx: &mut Cx<'_>) -> Result<()> {
         self.ask(cx)?;
-        let Some(link) = cx.link_in_pod() else { return Ok(()) };
+        let Some(link) = cx.link_in_pod() else {
+            return Ok(());
+        };
         let addresses = cx.facts.addresses.clone();
         announce_ipv4(&mut cx.pod()?.socket, &link, &addresses, &self.gateways);
         Ok(())
@@ -82,13 +96,19 @@ impl Gateways {
         if cx.link_in_pod().is_none_or(|link| !link.up) {
             return Vec::new();
         }
-        self.ask(cx).err().map(|error| format!("{error:#}")).into_iter().collect()
+        self.ask(cx)
+            .err()
+            .map(|error| format!("{error:#}"))
+            .into_iter()
+            .collect()
     }
 
-    /// Asks them. An error names those that did not answer, with the leaf port of the plan, and the gateway that answers in
-    /// their place.
+    /// Asks them. An error names those that did not answer, with the leaf port of the plan, and the
+    /// gateway that answers in their place.
     fn ask(&self, cx: &mut Cx<'_>) -> Result<()> {
-        let Some(link) = cx.link_in_pod() else { return Ok(()) };
+        let Some(link) = cx.link_in_pod() else {
+            return Ok(());
+        };
         let (node, addresses) = (cx.node, cx.facts.addresses.clone());
         let (id, pf) = (cx.owner.device.id.clone(), cx.owner.device.pf.clone());
         let pod = cx.pod()?;
@@ -96,17 +116,24 @@ impl Gateways {
         if silent.is_empty() {
             return Ok(());
         }
-        let now = link::by_index(&mut pod.socket, link.index)?.context("the rail vanished from the pod")?;
+        let now = link::by_index(&mut pod.socket, link.index)?
+            .context("the rail vanished from the pod")?;
         let pf = pf.map_or_else(String::new, |pf| format!(" of PF {pf}"));
         let (place, timeout) = (format!("{} ({id}{pf})", now.name), self.timeout);
-        let named: Vec<_> =
-            silent.iter().map(|gateway| (gateway, with_port(*gateway, node, &addresses))).collect();
+        let named: Vec<_> = silent
+            .iter()
+            .map(|gateway| (gateway, with_port(*gateway, node, &addresses)))
+            .collect();
         if !now.carrier {
             fail!(
                 GatewaySilent,
                 "{place} has no carrier within {timeout:?}, so gateway {} cannot be asked: is the cable plugged in, and \
                  the leaf port up?",
-                named.iter().map(|(_, name)| name.as_str()).collect::<Vec<_>>().join(" and ")
+                named
+                    .iter()
+                    .map(|(_, name)| name.as_str())
+                    .collect::<Vec<_>>()
+                    .join(" and ")
             );
         }
         let silent = named.iter().map(|(gateway, name)| {
@@ -114,7 +141,9 @@ impl Gateways {
             format!("gateway {name} did not answer {how}")
         });
         let silent = silent.collect::<Vec<_>>().join(" and ");
-        if let Some((pool, gateway, prefix)) = who_answers(pod, &link, &addresses, node, &self.gateways) {
+        if let Some((pool, gateway, prefix)) =
+            who_answers(pod, &link, &addresses, node, &self.gateways)
+        {
             fail!(
                 GatewaySilent,
                 "{silent} on {place} within {timeout:?}, and {}, the gateway of the pool {pool}, answers there: this NIC's \
@@ -135,8 +164,9 @@ fn with_port(gateway: IpAddr, node: &Node, addresses: &[IpNet]) -> String {
         .map_or_else(|| gateway.to_string(), |port| format!("{gateway} ({port})"))
 }
 
-/// Which of this node's other gateways is at the end of the cable, with its pool and the node's prefix there: two cables
-/// may be swapped. This only completes an error message, so failures here are ignored.
+/// Which of this node's other gateways is at the end of the cable, with its pool and the node's
+/// prefix there: two cables may be swapped. This only completes an error message, so failures here
+/// are ignored.
 fn who_answers(
     pod: &mut Pod,
     link: &Link,
@@ -147,13 +177,20 @@ fn who_answers(
     let mut others: Vec<(String, IpAddr, IpNet)> = Vec::new();
     let all = store::allocations(node);
     for (pool, allocation) in &all {
-        let Some(gateway) = allocation.gateway else { continue };
+        let Some(gateway) = allocation.gateway else {
+            continue;
+        };
         // A gateway that several leaves have says nothing about the cable.
-        if all.iter().filter(|(_, one)| one.gateway == Some(gateway)).count() > 1 {
+        if all
+            .iter()
+            .filter(|(_, one)| one.gateway == Some(gateway))
+            .count()
+            > 1
+        {
             continue;
         }
-        let is_unknown =
-            neighbour::state(&mut pod.socket, link.index, gateway).is_ok_and(|state| state == State::None);
+        let is_unknown = neighbour::state(&mut pod.socket, link.index, gateway)
+            .is_ok_and(|state| state == State::None);
         if is_unknown && !ours.contains(&gateway) {
             others.push((pool.clone(), gateway, allocation.prefix));
         }
@@ -164,12 +201,16 @@ fn who_answers(
         let _ = neighbour::forget(&mut pod.socket, link.index, *other);
     }
     let silent = silent.ok()?;
-    others.into_iter().find(|(_, other, _)| !silent.contains(other))
+    others
+        .into_iter()
+        .find(|(_, other, _)| !silent.contains(other))
 }
 
 /// Tells the next hops which MAC has the address now, without waiting for an answer.
 pub fn announce(rail: &Rail, leased: &AddResult, cx: &mut Cx<'_>) -> Result<()> {
-    let Some(link) = cx.link_in_pod() else { return Ok(()) };
+    let Some(link) = cx.link_in_pod() else {
+        return Ok(());
+    };
     let gateways = gateways(rail, leased);
     let pod = cx.pod()?;
     neighbours::tell(&gateways, &rail.addresses, &link, pod);
@@ -177,8 +218,8 @@ pub fn announce(rail: &Rail, leased: &AddResult, cx: &mut Cx<'_>) -> Result<()> 
     Ok(())
 }
 
-/// From a question for its IPv6 address, a leaf learns nothing about the IPv4 addresses of the rail. A question for such
-/// an address itself tells it, as a gratuitous ARP.
+/// From a question for its IPv6 address, a leaf learns nothing about the IPv4 addresses of the
+/// rail. A question for such an address itself tells it, as a gratuitous ARP.
 fn announce_ipv4(pod: &mut Socket, link: &Link, addresses: &[IpNet], gateways: &[IpAddr]) {
     if gateways.is_empty() || gateways.iter().any(IpAddr::is_ipv4) {
         return;
@@ -198,6 +239,8 @@ fn gateways(rail: &Rail, leased: &AddResult) -> Vec<IpAddr> {
 
 /// The gateways of a rail in order, each once.
 pub fn sorted(gateways: impl Iterator<Item = IpAddr>) -> Vec<IpAddr> {
-    let all: BTreeSet<_> = gateways.filter(|gateway| !gateway.is_unspecified()).collect();
+    let all: BTreeSet<_> = gateways
+        .filter(|gateway| !gateway.is_unspecified())
+        .collect();
     all.into_iter().collect()
 }

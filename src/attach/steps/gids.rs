@@ -1,5 +1,6 @@
-//! `gid`: the source of an RDMA connection is a GID, an entry that the RDMA device makes of each address of its netdev,
-//! shortly after the address is set. ADD waits for the entries of type RoCE v2 and records their indexes.
+//! `gid`: the source of an RDMA connection is a GID, an entry that the RDMA device makes of each
+//! address of its netdev, shortly after the address is set. ADD waits for the entries of type RoCE
+//! v2 and records their indexes.
 
 use std::net::IpAddr;
 use std::thread::sleep;
@@ -29,8 +30,8 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 impl Gids {
-    /// Waits for the GIDs of the addresses and notes them. An error names the addresses that have none. `start` is when the
-    /// link came up.
+    /// Waits for the GIDs of the addresses and notes them. An error names the addresses that have
+    /// none. `start` is when the link came up.
     pub fn apply(&mut self, probe: Probe, start: Instant, cx: &Cx<'_>) -> Result<()> {
         let missing;
         (self.found, missing) = wait(probe, start, cx)?;
@@ -55,10 +56,20 @@ impl Gids {
         if self.found.is_empty() {
             return Ok(differences);
         }
-        let ifname = cx.link_in_pod().map_or_else(|| cx.owner.ifname.clone(), |link| link.name);
-        let Some((function, _mounted)) = function_in_pod(cx)? else { return Ok(differences) };
+        let ifname = cx
+            .link_in_pod()
+            .map_or_else(|| cx.owner.ifname.clone(), |link| link.name);
+        let Some((function, _mounted)) = function_in_pod(cx)? else {
+            return Ok(differences);
+        };
         let (now, _) = gids_of(&function, self.found.iter().map(|gid| gid.address), &ifname);
-        for Gid { device, port, index, address } in &self.found {
+        for Gid {
+            device,
+            port,
+            index,
+            address,
+        } in &self.found
+        {
             match now.iter().find(|gid| gid.address == *address) {
                 Some(gid) if (gid.port, gid.index) == (*port, *index) => (),
                 Some(gid) => differences.push(format!(
@@ -73,17 +84,22 @@ impl Gids {
     }
 }
 
-/// Waits for the time of `probe`, counted from `start`. Returns the GIDs that exist, and the addresses that have none; both
-/// are empty for a device without RoCE.
+/// Waits for the time of `probe`, counted from `start`. Returns the GIDs that exist, and the
+/// addresses that have none; both are empty for a device without RoCE.
 fn wait(probe: Probe, start: Instant, cx: &Cx<'_>) -> Result<(Vec<Gid>, Vec<IpAddr>)> {
-    let Some((function, _mounted)) = function_in_pod(cx)? else { return Ok(Default::default()) };
+    let Some((function, _mounted)) = function_in_pod(cx)? else {
+        return Ok(Default::default());
+    };
     if !function.has_roce() {
         return Ok(Default::default());
     }
     let mut pause = SHORTEST_PAUSE;
     loop {
-        let (found, missing) =
-            gids_of(&function, cx.facts.addresses.iter().map(IpNet::addr), &cx.owner.ifname);
+        let (found, missing) = gids_of(
+            &function,
+            cx.facts.addresses.iter().map(IpNet::addr),
+            &cx.owner.ifname,
+        );
         if missing.is_empty() || start.elapsed() >= probe.timeout {
             return Ok((found, missing));
         }

@@ -1,5 +1,6 @@
-//! The GUID of an InfiniBand VF. The PF's driver keeps it, and the VF's driver reads it once, when it is bound. So a GUID
-//! that a network requests needs the VF's driver to be [bound again](driver), and so does its restoration.
+//! The GUID of an InfiniBand VF. The PF's driver keeps it, and the VF's driver reads it once, when
+//! it is bound. So a GUID that a network requests needs the VF's driver to be [bound
+//! again](driver), and so does its restoration.
 
 use anyhow::Result;
 
@@ -20,7 +21,11 @@ pub fn refuse_unconfigured(conf: &NetConf, network: &Network) -> Result<()> {
     if !conf.ib_kubernetes {
         return Ok(());
     }
-    if network.get(&["args", "cni", IB_APP]).and_then(|value| value.as_str()) != Some("configured") {
+    if network
+        .get(&["args", "cni", IB_APP])
+        .and_then(|value| value.as_str())
+        != Some("configured")
+    {
         fail!(
             TryAgain,
             "ibKubernetesEnabled: ib-kubernetes has not configured this pod yet ({IB_APP} in cni-args): is it running?"
@@ -35,10 +40,13 @@ pub fn refuse_unconfigured(conf: &NetConf, network: &Network) -> Result<()> {
     Ok(())
 }
 
-/// Decides whether the driver must be bound again for `guid`, which the network wants, and refuses what is not possible.
+/// Decides whether the driver must be bound again for `guid`, which the network wants, and refuses
+/// what is not possible.
 pub fn plan(conf: &NetConf, device: &Device, guid: Option<u64>, bound: &mut Bound) -> Result<()> {
     // A program in user space takes the GUID when it starts.
-    let (Some(function), Some(link)) = (device.function(), &device.original.link) else { return Ok(()) };
+    let (Some(function), Some(link)) = (device.function(), &device.original.link) else {
+        return Ok(());
+    };
     let now = guids(function, link);
     let is_without = || now.iter().any(|guid| NO_GUIDS.contains(guid));
     if guid.is_none() && function.has_infiniband() && is_without() {
@@ -65,7 +73,10 @@ pub fn plan(conf: &NetConf, device: &Device, guid: Option<u64>, bound: &mut Boun
 fn refuse(device: &Device, function: &Function) -> Result<()> {
     let what = device.describe();
     if !function.is_vf() {
-        fail!(UnsupportedField, "infinibandGUID: {what} is not a VF, and a PF keeps its GUID");
+        fail!(
+            UnsupportedField,
+            "infinibandGUID: {what} is not a VF, and a PF keeps its GUID"
+        );
     }
     driver::refuse("infinibandGUID", device, function)?;
     if function.list_rdma_devices()?.is_empty() {
@@ -78,16 +89,19 @@ fn refuse(device: &Device, function: &Function) -> Result<()> {
     Ok(())
 }
 
-/// The GUIDs that the function's RDMA devices have, and that of its netdev. The former cannot be changed by a pod.
+/// The GUIDs that the function's RDMA devices have, and that of its netdev. The former cannot be
+/// changed by a pod.
 fn guids(function: &Function, link: &Link) -> Vec<u64> {
     let mut guids = function.node_guids();
     guids.extend(link::guid(&link.mac));
     guids
 }
 
-/// Does the function have another GUID than the one that is wanted, or, where none is, that of an earlier pod?
+/// Does the function have another GUID than the one that is wanted, or, where none is, that of an
+/// earlier pod?
 fn is_due(now: &[u64], wanted: Option<u64>, bound: &Bound) -> bool {
-    now.iter().any(|guid| wanted.map_or(bound.guids.contains(guid), |wanted| wanted != *guid))
+    now.iter()
+        .any(|guid| wanted.map_or(bound.guids.contains(guid), |wanted| wanted != *guid))
 }
 
 /// Binds the driver again where the VF has not taken its GUID from the PF yet.
@@ -100,7 +114,14 @@ pub fn take(wanted: Option<u64>, cx: &mut Cx<'_>) -> Result<()> {
 
 /// Takes the pod's GUID away from the VF, once the PF has the former one.
 pub fn give_back(cx: &mut Cx<'_>) -> Result<()> {
-    let Some(bound) = cx.facts.driver.clone().filter(|bound| !bound.guids.is_empty()) else { return Ok(()) };
+    let Some(bound) = cx
+        .facts
+        .driver
+        .clone()
+        .filter(|bound| !bound.guids.is_empty())
+    else {
+        return Ok(());
+    };
     exchange(&bound, None, cx)?;
     // Also after a call that was ended in between.
     driver::restore_rdma_names(&bound, cx);
@@ -120,9 +141,14 @@ fn exchange(bound: &Bound, wanted: Option<u64>, cx: &mut Cx<'_>) -> Result<()> {
     driver::bind_again(bound, |_| Ok(()), cx)?;
     let now = now(cx);
     if now.is_empty() || is_due(&now, wanted, bound) {
-        let now: Vec<_> = now.iter().map(|guid| format_mac(&guid.to_be_bytes())).collect();
-        let wanted =
-            wanted.map_or_else(|| "that of the host".to_owned(), |guid| format_mac(&guid.to_be_bytes()));
+        let now: Vec<_> = now
+            .iter()
+            .map(|guid| format_mac(&guid.to_be_bytes()))
+            .collect();
+        let wanted = wanted.map_or_else(
+            || "that of the host".to_owned(),
+            |guid| format_mac(&guid.to_be_bytes()),
+        );
         fail!(
             UnsupportedField,
             "infinibandGUID: {} has the GUID {} instead of {wanted} after its driver was bound again",

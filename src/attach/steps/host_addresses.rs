@@ -1,6 +1,7 @@
-//! `"source": "host"`: the host has a rail's addresses on the device, by netplan, DHCP or a router. They go into the pod
-//! with it, and are restored when it is on the host again: addresses, routes and permanent neighbours. Rules stay on the
-//! host all the time, because they do not depend on the device.
+//! `"source": "host"`: the host has a rail's addresses on the device, by netplan, DHCP or a router.
+//! They go into the pod with it, and are restored when it is on the host again: addresses, routes
+//! and permanent neighbours. Rules stay on the host all the time, because they do not depend on the
+//! device.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -37,13 +38,24 @@ pub struct HostAddresses {
 }
 
 impl HostAddresses {
-    /// What the host has on the device, or had before an attachment that could not restore it: `previous`.
-    pub fn plan(what: &str, cx: &mut Cx<'_>, previous: Option<&HostAddresses>) -> Result<HostAddresses> {
+    /// What the host has on the device, or had before an attachment that could not restore it:
+    /// `previous`.
+    pub fn plan(
+        what: &str,
+        cx: &mut Cx<'_>,
+        previous: Option<&HostAddresses>,
+    ) -> Result<HostAddresses> {
         let Some(link) = cx.owner.device.link.clone() else {
-            fail!(InvalidConfig, "ipam.source: {what} has no netdev, so the host has no address on it");
+            fail!(
+                InvalidConfig,
+                "ipam.source: {what} has no netdev, so the host has no address on it"
+            );
         };
         if cx.is_pod_the_host()? {
-            fail!(InvalidConfig, "ipam.source: the pod has the host's network namespace");
+            fail!(
+                InvalidConfig,
+                "ipam.source: the pod has the host's network namespace"
+            );
         }
         match previous {
             Some(previous) if !links::has_address(&link, &mut cx.host)? => Ok(previous.clone()),
@@ -77,41 +89,64 @@ impl HostAddresses {
         }
         if let Some(route) = saved.routes.iter().find(|route| route.is_by_nexthops()) {
             let route = route.describe();
-            return Err(needed(format!("the route {route} has several next hops, or a nexthop object")));
+            return Err(needed(format!(
+                "the route {route} has several next hops, or a nexthop object"
+            )));
         }
         let inverted = rule::inverted(host)?;
         let is_own = |table: u32| table != MAIN && !OF_THE_KERNEL.contains(&table);
-        if let Some(route) =
-            saved.routes.iter().find(|route| is_own(route.table()) && inverted.contains(&route.table()))
+        if let Some(route) = saved
+            .routes
+            .iter()
+            .find(|route| is_own(route.table()) && inverted.contains(&route.table()))
         {
             let table = route.table();
-            return Err(needed(format!("a rule with \"not\" leads to its table {table}")));
+            return Err(needed(format!(
+                "a rule with \"not\" leads to its table {table}"
+            )));
         }
         if let Some(route) = saved::route_from(host, link.index, &addresses)? {
-            return Err(needed(format!("the route {route}, by another link, has its address as source")));
+            return Err(needed(format!(
+                "the route {route}, by another link, has its address as source"
+            )));
         }
-        if let Some(route) = saved.routes.iter().find(|route| route.is_unicast() && route.route().is_none()) {
-            return Err(needed(format!("its route {} is of a kind that is not known", route.describe())));
+        if let Some(route) = saved
+            .routes
+            .iter()
+            .find(|route| route.is_unicast() && route.route().is_none())
+        {
+            return Err(needed(format!(
+                "its route {} is of a kind that is not known",
+                route.describe()
+            )));
         }
         Ok(saved)
     }
 
-    /// A default route that the host needs. It does not need one in a table to which only rules from the device's own addresses
-    /// lead, as hosts with several uplinks have it; nor one that a router advertised, if another link has one.
+    /// A default route that the host needs. It does not need one in a table to which only rules
+    /// from the device's own addresses lead, as hosts with several uplinks have it; nor one that a
+    /// router advertised, if another link has one.
     fn default_of_host(&self, link: &Link, host: &mut Socket) -> Result<Option<String>> {
-        let mut defaults: Vec<&Saved> =
-            self.routes.iter().filter(|route| route.prefix_len() <= DEFAULT_LEN).collect();
+        let mut defaults: Vec<&Saved> = self
+            .routes
+            .iter()
+            .filter(|route| route.prefix_len() <= DEFAULT_LEN)
+            .collect();
         if defaults.is_empty() {
             return Ok(None);
         }
         let nets: Vec<IpNet> = self.of_rail().collect();
-        let is_own =
-            |source: &Option<IpNet>| source.is_some_and(|from| nets.iter().any(|net| net.contains(&from)));
+        let is_own = |source: &Option<IpNet>| {
+            source.is_some_and(|from| nets.iter().any(|net| net.contains(&from)))
+        };
         let (rules, all) = (rule::sources(host)?, route::all(host)?);
         defaults.retain(|default| {
             let sources = || rules.iter().filter(|(table, _)| *table == default.table());
-            let is_of_address = sources().count() > 0 && sources().all(|(_, source)| is_own(source));
-            let is_v4 = default.route().is_none_or(|route| route.dst.addr().is_ipv4());
+            let is_of_address =
+                sources().count() > 0 && sources().all(|(_, source)| is_own(source));
+            let is_v4 = default
+                .route()
+                .is_none_or(|route| route.dst.addr().is_ipv4());
             let is_other = |(index, route): &(Index, Route)| {
                 *index != link.index
                     && route.table == MAIN
@@ -124,26 +159,34 @@ impl HostAddresses {
         Ok(defaults.first().map(|default| default.describe()))
     }
 
-    /// The addresses of the rail that are still valid, without link-local ones, and those that another host has.
+    /// The addresses of the rail that are still valid, without link-local ones, and those that
+    /// another host has.
     fn of_rail(&self) -> impl Iterator<Item = IpNet> {
         let usable = |address: &Address| !address.is_link_local() && !address.duplicate;
         let age = files::since_boot().saturating_sub(Duration::from_millis(self.at));
         let valid = self.addresses.iter().filter(move |one| !one.is_over(age));
-        valid.filter_map(Saved::address).filter(usable).map(|address| address.net)
+        valid
+            .filter_map(Saved::address)
+            .filter(usable)
+            .map(|address| address.net)
     }
 
     /// Whether one of the rail's addresses has a lifetime, as DHCP and routers give it.
     pub fn is_dynamic(&self) -> bool {
-        let is_link_local = |one: &Saved| one.address().is_none_or(|address| address.is_link_local());
-        self.addresses.iter().any(|one| one.is_dynamic() && !is_link_local(one))
+        let is_link_local =
+            |one: &Saved| one.address().is_none_or(|address| address.is_link_local());
+        self.addresses
+            .iter()
+            .any(|one| one.is_dynamic() && !is_link_local(one))
     }
 
-    /// What an IPAM plugin would answer: the addresses with their gateways, and the routes of all tables, of which the
-    /// rail makes its own.
+    /// What an IPAM plugin would answer: the addresses with their gateways, and the routes of all
+    /// tables, of which the rail makes its own.
     pub fn lease(&self) -> AddResult {
         let mut routes: Vec<(u32, Route)> = Vec::new();
         // A router on the rail gives the host a default route, and no pod.
-        let is_for_pods = |one: &&Saved| one.is_unicast() && !(one.is_by_router() && one.prefix_len() == 0);
+        let is_for_pods =
+            |one: &&Saved| one.is_unicast() && !(one.is_by_router() && one.prefix_len() == 0);
         for one in self.routes.iter().filter(is_for_pods) {
             routes.extend(one.route().map(|route| (one.metric(), route)));
         }
@@ -152,14 +195,30 @@ impl HostAddresses {
         let nets: Vec<IpNet> = self.of_rail().collect();
         let mut leased = AddResult::default();
         for (_, route) in &routes {
-            let is_of_address = route.gateway.is_none() && nets.iter().any(|net| net.trunc() == route.dst);
+            let is_of_address =
+                route.gateway.is_none() && nets.iter().any(|net| net.trunc() == route.dst);
             let is_new = leased.routes.iter().all(|other| other.dst != route.dst);
             if is_new && !is_of_address && !rail::is_of_links(route.dst) {
-                let Route { dst, gateway, mtu, advmss, .. } = *route;
+                let Route {
+                    dst,
+                    gateway,
+                    mtu,
+                    advmss,
+                    ..
+                } = *route;
                 // Without a next hop it would get the gateway of the rail.
-                let on_link = if dst.addr().is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
+                let on_link = if dst.addr().is_ipv4() {
+                    [0; 4].into()
+                } else {
+                    [0_u16; 8].into()
+                };
                 let gw = Some(gateway.unwrap_or(on_link));
-                leased.routes.push(cni::Route { gw, mtu, advmss, ..cni::Route::to(dst) });
+                leased.routes.push(cni::Route {
+                    gw,
+                    mtu,
+                    advmss,
+                    ..cni::Route::to(dst)
+                });
             }
         }
         let gateway_of = |net: &IpNet| {
@@ -167,22 +226,36 @@ impl HostAddresses {
                 gw.is_ipv4() == net.addr().is_ipv4()
                     && (net.contains(gw) || net.prefix_len() == net.max_prefix_len())
             };
-            routes.iter().filter_map(|(_, route)| route.gateway).find(is_its).or_else(|| other_end(net))
+            routes
+                .iter()
+                .filter_map(|(_, route)| route.gateway)
+                .find(is_its)
+                .or_else(|| other_end(net))
         };
-        leased.ips =
-            nets.iter().map(|net| Ip { address: *net, gateway: gateway_of(net), interface: None }).collect();
+        leased.ips = nets
+            .iter()
+            .map(|net| Ip {
+                address: *net,
+                gateway: gateway_of(net),
+                interface: None,
+            })
+            .collect();
         leased
     }
 
     /// Sets the permanent neighbours on the device in the pod. Without one, the pod asks for it.
     pub fn set_neighbours(&self, pod: &mut Socket, link: &Link) {
-        for error in self.neighbours.iter().filter_map(|one| one.set_neighbour(pod, link).err()) {
+        for error in self
+            .neighbours
+            .iter()
+            .filter_map(|one| one.set_neighbour(pod, link).err())
+        {
             log::warn!("{error:#}");
         }
     }
 
-    /// Restores addresses, then routes and neighbours, which need them, on the device, which is on the host and as it was.
-    /// What the host has by now stays.
+    /// Restores addresses, then routes and neighbours, which need them, on the device, which is on
+    /// the host and as it was. What the host has by now stays.
     pub fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
         match cx.at_home() {
             Some(link) => self.restore(&link, &mut cx.host),
@@ -197,14 +270,20 @@ impl HostAddresses {
             match one.set_address(host, link, age) {
                 Ok(true) => (),
                 Ok(false) => {
-                    let net = one.address().map_or_else(String::new, |address| address.net.to_string());
-                    log::warn!("{} does not get {net} back: its lifetime has expired", link.name);
+                    let net = one
+                        .address()
+                        .map_or_else(String::new, |address| address.net.to_string());
+                    log::warn!(
+                        "{} does not get {net} back: its lifetime has expired",
+                        link.name
+                    );
                     is_expired = true;
                 }
                 Err(error) => done.push(Err(error)),
             }
         }
-        let (on_link, others): (Vec<_>, Vec<_>) = self.routes.iter().partition(|route| route.is_on_link());
+        let (on_link, others): (Vec<_>, Vec<_>) =
+            self.routes.iter().partition(|route| route.is_on_link());
         // Of a link that is down there were none.
         for one in on_link.into_iter().chain(others) {
             match one.set_route(host, link, age) {
@@ -213,7 +292,11 @@ impl HostAddresses {
                 set => done.push(set),
             }
         }
-        done.extend(self.neighbours.iter().map(|one| one.set_neighbour(host, link)));
+        done.extend(
+            self.neighbours
+                .iter()
+                .map(|one| one.set_neighbour(host, link)),
+        );
         all_of(done)
     }
 }

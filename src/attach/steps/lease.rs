@@ -34,9 +34,12 @@ fn yes() -> bool {
 }
 
 impl Lease {
-    /// What will be asked of the IPAM, if the network has one. `stdin` is the configuration that it gets.
+    /// What will be asked of the IPAM, if the network has one. `stdin` is the configuration that it
+    /// gets.
     pub fn plan(conf: &NetConf, network: &Network, stdin: &[u8]) -> Result<Option<Lease>> {
-        let Some(name) = &conf.ipam else { return Ok(None) };
+        let Some(name) = &conf.ipam else {
+            return Ok(None);
+        };
         Ok(Some(Lease {
             r#type: name.clone(),
             config: String::from_utf8(stdin.to_vec()).context("stdin is not UTF-8")?,
@@ -46,12 +49,14 @@ impl Lease {
         }))
     }
 
-    /// Calls DEL of the IPAM. One whose ADD answered with an error holds nothing, whatever it answers to DEL: as a rule it
-    /// cannot read the configuration.
+    /// Calls DEL of the IPAM. One whose ADD answered with an error holds nothing, whatever it
+    /// answers to DEL: as a rule it cannot read the configuration.
     pub fn undo(&self, owner: &Owner, node: &Node, patience: Duration) -> Result<()> {
         match self.delete(owner, node, patience) {
             Err(error) if !self.may_hold => {
-                log::warn!("{error:#}: nothing remains to be done, because its ADD assigned no address");
+                log::warn!(
+                    "{error:#}: nothing remains to be done, because its ADD assigned no address"
+                );
                 Ok(())
             }
             done => done,
@@ -61,7 +66,13 @@ impl Lease {
     fn delete(&self, owner: &Owner, node: &Node, patience: Duration) -> Result<()> {
         let netns = (owner.life()? == Life::Alive).then(|| owner.netns.path.clone());
         let args = Args::parse(&self.args);
-        let ipam = Ipam::find(&self.r#type, &self.path, &args, self.config.as_bytes(), node)?;
+        let ipam = Ipam::find(
+            &self.r#type,
+            &self.path,
+            &args,
+            self.config.as_bytes(),
+            node,
+        )?;
         ipam.run_within(&Command::Del(owner.attachment(), netns), patience)
     }
 }

@@ -1,6 +1,7 @@
-//! The end of the pod's use of the netdev: it goes down, and what would see the packets of the next pod is removed: links
-//! that the pod stacked on it, in whatever namespace, and BPF programs. Until that is done the device is not handed out
-//! again. A device of which something cannot be found or removed gets its driver bound again, where it has one of its own.
+//! The end of the pod's use of the netdev: it goes down, and what would see the packets of the next
+//! pod is removed: links that the pod stacked on it, in whatever namespace, and BPF programs. Until
+//! that is done the device is not handed out again. A device of which something cannot be found or
+//! removed gets its driver bound again, where it has one of its own.
 
 use anyhow::Result;
 
@@ -12,7 +13,9 @@ use rail_netlink::{Socket, address, all_of};
 
 /// Ends the use of the device, which is on the host.
 pub fn undo(cx: &mut Cx<'_>) -> Result<()> {
-    let (Some(link), Some(original)) = (cx.at_home(), cx.owner.device.link.clone()) else { return Ok(()) };
+    let (Some(link), Some(original)) = (cx.at_home(), cx.owner.device.link.clone()) else {
+        return Ok(());
+    };
     // It never left, or has returned before: what is stacked on it is the host's.
     if cx.facts.is_of_host
         && is_as_it_was(&link, &original, &mut cx.host)?
@@ -20,7 +23,11 @@ pub fn undo(cx: &mut Cx<'_>) -> Result<()> {
     {
         return Ok(());
     }
-    let down = if link.up { link::set_down(&mut cx.host, &link) } else { Ok(()) };
+    let down = if link.up {
+        link::set_down(&mut cx.host, &link)
+    } else {
+        Ok(())
+    };
     // First: a program limits the MTU.
     let programs = bpf::remove(&link, &mut cx.host);
     let removed = all_of([programs, stacked::remove_elsewhere(&link, &mut cx.host)]);
@@ -29,12 +36,18 @@ pub fn undo(cx: &mut Cx<'_>) -> Result<()> {
 
 /// What is left on the netdev, wherever it hides, ends with it: the driver is bound again.
 fn end_with_driver(left: anyhow::Error, cx: &mut Cx<'_>) -> Result<()> {
-    let Some(bound) = driver::alone(cx) else { return Err(left) };
-    log::warn!("{left:#}: the driver of {} is bound again", cx.owner.device.id);
+    let Some(bound) = driver::alone(cx) else {
+        return Err(left);
+    };
+    log::warn!(
+        "{left:#}: the driver of {} is bound again",
+        cx.owner.device.id
+    );
     driver::bind_again(&bound, |_| Ok(()), cx)
 }
 
-/// Whether a link of the host has MTU, MAC and state as they were, and the name, or another netdev has that.
+/// Whether a link of the host has MTU, MAC and state as they were, and the name, or another netdev
+/// has that.
 pub fn is_as_it_was(link: &Link, was: &Link, host: &mut Socket) -> Result<bool> {
     let can_be_renamed = link.name != was.name && link::by_name(host, &was.name)?.is_none();
     Ok(!can_be_renamed && (was.mtu, &was.mac, was.up) == (link.mtu, &link.mac, link.up))
@@ -42,5 +55,7 @@ pub fn is_as_it_was(link: &Link, was: &Link, host: &mut Socket) -> Result<bool> 
 
 /// Whether the host has an address on `link`, besides link-local ones.
 pub fn has_address(link: &Link, host: &mut Socket) -> Result<bool> {
-    Ok(address::all(host, link.index)?.iter().any(|address| !address.is_link_local()))
+    Ok(address::all(host, link.index)?
+        .iter()
+        .any(|address| !address.is_link_local()))
 }

@@ -1,6 +1,6 @@
-//! The changes that ADD makes, a file each, in the order in which ADD makes them. Each has four acts: plan, which looks and
-//! refuses and changes nothing; apply; undo, which looks at the present state first, so that it can be repeated after an
-//! interruption; and check.
+//! The changes that ADD makes, a file each, in the order in which ADD makes them. Each has four
+//! acts: plan, which looks and refuses and changes nothing; apply; undo, which looks at the present
+//! state first, so that it can be repeated after an interruption; and check.
 
 pub mod driver;
 pub mod gateway;
@@ -46,7 +46,8 @@ pub enum Change {
     Lease(Lease),
     /// The addresses that the host has on the device leave it.
     HostAddresses(HostAddresses),
-    /// The MAC that the PF reports of a VF follows what the VF gives itself: it is restored after the netdev.
+    /// The MAC that the PF reports of a VF follows what the VF gives itself: it is restored after
+    /// the netdev.
     VfMac(Vf),
     /// Name, MTU, MAC, altnames, sysctls and settings of the netdev are the pod's to change.
     Netdev(Netdev),
@@ -98,7 +99,8 @@ const ORDER: [&str; 15] = [
 pub enum Place {
     /// In the pod.
     Pod,
-    /// On the host, on the device: the next attachment of the device takes over what could not be undone.
+    /// On the host, on the device: the next attachment of the device takes over what could not be
+    /// undone.
     Device,
     /// Apart from both.
     Apart,
@@ -141,7 +143,10 @@ impl Change {
 
     /// Its place among the steps of an ADD.
     pub fn rank(&self) -> usize {
-        ORDER.iter().position(|name| *name == self.name()).unwrap_or(ORDER.len())
+        ORDER
+            .iter()
+            .position(|name| *name == self.name())
+            .unwrap_or(ORDER.len())
     }
 
     /// Where it is undone.
@@ -175,7 +180,9 @@ impl Change {
             Change::Move => moved::undo(cx),
             Change::Rail(step) => step.undo(cx),
             Change::Gateways(_) | Change::Gids(_) | Change::Pkey(_) => Ok(()),
-            Change::DeviceInfo(path) => info::remove(path, &cx.owner.device, &cx.owner.attachment()),
+            Change::DeviceInfo(path) => {
+                info::remove(path, &cx.owner.device, &cx.owner.attachment())
+            }
         }
     }
 
@@ -184,9 +191,10 @@ impl Change {
         match self {
             Change::Vf(step) => step.check(cx),
             Change::Rdma(step) => step.check(cx),
-            Change::Move if cx.link_in_pod().is_none() => {
-                Ok(vec![format!("the device {} is not in the pod", cx.owner.device.id)])
-            }
+            Change::Move if cx.link_in_pod().is_none() => Ok(vec![format!(
+                "the device {} is not in the pod",
+                cx.owner.device.id
+            )]),
             Change::Rail(step) => step.check(previous, cx),
             Change::Gateways(step) => Ok(step.check(cx)),
             Change::Gids(step) => step.check(cx),
@@ -203,8 +211,9 @@ impl Change {
         }
     }
 
-    /// What of it keeps the next tenant apart from the last, and is still as the last one left it: until that is undone, the
-    /// device is not handed out. `None` where nothing is. `next` is what the next network sets of its VF.
+    /// What of it keeps the next tenant apart from the last, and is still as the last one left it:
+    /// until that is undone, the device is not handed out. `None` where nothing is. `next` is what
+    /// the next network sets of its VF.
     pub fn isolation_left(&self, next: &VfState, node: &Node, host: &mut Socket) -> Option<String> {
         match self {
             Change::Vf(step) | Change::VfMac(step) => {

@@ -18,12 +18,17 @@ fn watch(cx: &Cx<'_>, what: &str) {
     watchdog::step(|| format!("{what} {}", cx.owner.device.id));
 }
 
-/// The device as it is right before its move: a driver whose VF the PF has set, or whose RDMA device
-/// has left, may have made the netdev anew.
+/// The device as it is right before its move: a driver whose VF the PF has set, or whose RDMA
+/// device has left, may have made the netdev anew.
 pub fn look_again(cx: &mut Cx<'_>) -> Result<()> {
-    // The kernel makes the netdev of an InfiniBand device anew when its RDMA device moves: on the host, or since Linux 6.18
-    // with it.
-    let is_infiniband = cx.owner.device.link.as_ref().is_some_and(Link::is_infiniband);
+    // The kernel makes the netdev of an InfiniBand device anew when its RDMA device moves: on the
+    // host, or since Linux 6.18 with it.
+    let is_infiniband = cx
+        .owner
+        .device
+        .link
+        .as_ref()
+        .is_some_and(Link::is_infiniband);
     if is_infiniband && !cx.facts.rdma.is_empty() {
         cx.locate()?;
         if let Some(link) = cx.link_in_pod() {
@@ -45,10 +50,21 @@ pub fn apply(conf: &NetConf, alias: Option<&str>, cx: &mut Cx<'_>) -> Result<()>
     let mac = conf.mac.as_deref().filter(is_new);
     let Cx { host, pod, .. } = cx;
     let pod = pod.as_mut().context("the namespace of the pod is gone")?;
-    link::move_to(host, &original, &pod.netns, &Move { name: &ifname, mtu: conf.mtu, mac, alias })?;
+    link::move_to(
+        host,
+        &original,
+        &pod.netns,
+        &Move {
+            name: &ifname,
+            mtu: conf.mtu,
+            mac,
+            alias,
+        },
+    )?;
     let moved = link::by_name(&mut pod.socket, &ifname)?;
     let moved = moved.filter(|link| link.parent == original.parent && link.kind == original.kind);
-    let moved = moved.with_context(|| format!("{} vanished on its way to the pod", original.name))?;
+    let moved =
+        moved.with_context(|| format!("{} vanished on its way to the pod", original.name))?;
     cx.owner.inside.index = moved.index.get();
     if moved.is_infiniband() {
         cx.owner.inside.mac.clone_from(&moved.mac);
@@ -57,12 +73,19 @@ pub fn apply(conf: &NetConf, alias: Option<&str>, cx: &mut Cx<'_>) -> Result<()>
     refuse_shared(cx)
 }
 
-/// Fails while somebody else takes the device's frames. From here on nobody outside of the pod can come to do so, and the
-/// link is not up yet.
+/// Fails while somebody else takes the device's frames. From here on nobody outside of the pod can
+/// come to do so, and the link is not up yet.
 fn refuse_shared(cx: &mut Cx<'_>) -> Result<()> {
-    let Some(link) = cx.link_in_pod() else { return Ok(()) };
+    let Some(link) = cx.link_in_pod() else {
+        return Ok(());
+    };
     let id = cx.owner.device.id.clone();
-    let was_up = cx.owner.device.link.as_ref().is_some_and(|original| original.up);
+    let was_up = cx
+        .owner
+        .device
+        .link
+        .as_ref()
+        .is_some_and(|original| original.up);
     match device::stacked::receiver_in_pod(&link, was_up, &mut cx.pod()?.socket)? {
         Receiver::Nobody | Receiver::Unknown => Ok(()),
         Receiver::Somebody => fail!(
@@ -100,25 +123,39 @@ pub fn undo(cx: &mut Cx<'_>) -> Result<()> {
     cx.await_home()
 }
 
-/// Removes the links that the pod stacked on the device: a macvlan keeps its lower device even over namespaces. A pod
-/// that makes and removes links without a pause must not delay its own end, so only what one listing shows is removed.
+/// Removes the links that the pod stacked on the device: a macvlan keeps its lower device even over
+/// namespaces. A pod that makes and removes links without a pause must not delay its own end, so
+/// only what one listing shows is removed.
 fn remove_stacked(pod: &mut Socket, link: &Link) {
     const STACKED: [&str; 6] = ["vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"];
     let is_stacked = |upper: &Link| {
         upper.lower == Some(link.index.get())
-            && upper.kind.as_deref().is_some_and(|kind| STACKED.contains(&kind))
+            && upper
+                .kind
+                .as_deref()
+                .is_some_and(|kind| STACKED.contains(&kind))
     };
     let mut remove = || -> Result<()> {
         let seen = link::seen(pod)?;
-        let uppers: Vec<_> = seen.iter().filter(|upper| is_stacked(upper)).map(|upper| upper.index).collect();
-        if uppers.is_empty() { Ok(()) } else { stacked::remove(pod, &uppers) }
+        let uppers: Vec<_> = seen
+            .iter()
+            .filter(|upper| is_stacked(upper))
+            .map(|upper| upper.index)
+            .collect();
+        if uppers.is_empty() {
+            Ok(())
+        } else {
+            stacked::remove(pod, &uppers)
+        }
     };
     remove().unwrap_or_else(|error| log::warn!("{error:#}"));
 }
 
 /// Moves the device to the host with one message: name, MTU and MAC as they were.
 fn move_home(link: &Link, cx: &mut Cx<'_>) -> Result<()> {
-    let Some(original) = cx.owner.device.link.clone() else { return Ok(()) };
+    let Some(original) = cx.owner.device.link.clone() else {
+        return Ok(());
+    };
     let host_ns = Netns::current()?;
     let is_set = original.mac != link.mac && !cx.facts.is_mac_by_pf && !link.is_infiniband();
     let mac = parse_mac(&original.mac).filter(|_| is_set);
@@ -130,20 +167,43 @@ fn move_home(link: &Link, cx: &mut Cx<'_>) -> Result<()> {
     };
     let taken = locate::clashing(link, &mut cx.host)?;
     let free = |host: &mut Socket| locate::free_name(host, link);
-    let Cx { host, pod, owner, .. } = cx;
-    let pod = &mut pod.as_mut().context("the namespace of the pod is gone")?.socket;
+    let Cx {
+        host, pod, owner, ..
+    } = cx;
+    let pod = &mut pod
+        .as_mut()
+        .context("the namespace of the pod is gone")?
+        .socket;
     // Two of them clash unseen.
     link::remove_unreadable(pod, link).unwrap_or_else(|error| log::warn!("{error:#}"));
     for altname in taken {
         // If it stays, the move fails, and is tried again below.
         link::remove_altname(pod, link, &altname).unwrap_or_else(|error| log::warn!("{error:#}"));
     }
-    let moved =
-        link::move_to(pod, link, &host_ns, &Move { name: &name, mtu, mac: mac.as_deref(), alias: None });
-    // The message is not atomic: what counts is where the device is. The rest is restored on the host.
+    let moved = link::move_to(
+        pod,
+        link,
+        &host_ns,
+        &Move {
+            name: &name,
+            mtu,
+            mac: mac.as_deref(),
+            alias: None,
+        },
+    );
+    // The message is not atomic: what counts is where the device is. The rest is restored on the
+    // host.
     if moved.is_err() && locate::in_pod(owner, pod)?.is_some() {
         // Try again without the parts that a driver may refuse.
-        link::move_to(pod, link, &host_ns, &Move { name: &free(host)?, ..Move::default() })?;
+        link::move_to(
+            pod,
+            link,
+            &host_ns,
+            &Move {
+                name: &free(host)?,
+                ..Move::default()
+            },
+        )?;
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The netdev as it was: name, altnames, MTU, MAC, sysctls, and all else that a pod can change. ADD changes name, MTU and MAC
-//! with the move; what is here is only restored.
+//! The netdev as it was: name, altnames, MTU, MAC, sysctls, and all else that a pod can change. ADD
+//! changes name, MTU and MAC with the move; what is here is only restored.
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
@@ -29,10 +29,14 @@ impl Netdev {
     /// The device as it is.
     pub fn plan(link: &Link, cx: &mut Cx<'_>) -> Result<Netdev> {
         let settings = Settings::take(link, &cx.node.sysfs_root, &mut cx.host);
-        Ok(Netdev { settings, sysctls: devconf::read(&mut cx.host, link.index)? })
+        Ok(Netdev {
+            settings,
+            sysctls: devconf::read(&mut cx.host, link.index)?,
+        })
     }
 
-    /// Restores the netdev, which is on the host: name, MTU, MAC, altnames, all that a pod can change, and up.
+    /// Restores the netdev, which is on the host: name, MTU, MAC, altnames, all that a pod can
+    /// change, and up.
     pub fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
         let (Some(mut link), Some(original)) = (cx.at_home(), cx.owner.device.link.clone()) else {
             return Ok(());
@@ -72,8 +76,9 @@ impl Netdev {
         if link.mtu != original.mtu {
             done.push(link::set_mtu(host, link, original.mtu));
         }
-        // They are found by the name, and below an MTU of 1280 there are none of IPv6. They come before anything sets the
-        // link up: with those of a new netdev, a router could give the host a default route at once.
+        // They are found by the name, and below an MTU of 1280 there are none of IPv6. They come
+        // before anything sets the link up: with those of a new netdev, a router could give the
+        // host a default route at once.
         done.push(self.restore_sysctls(link, host));
         // That of an InfiniBand netdev comes from the hardware.
         if link.mac != original.mac && !link.is_infiniband() {
@@ -81,7 +86,11 @@ impl Netdev {
                 done.push(set_mac(host, link, &mac));
             }
         }
-        for altname in original.altnames.iter().filter(|name| !link.altnames.contains(*name)) {
+        for altname in original
+            .altnames
+            .iter()
+            .filter(|name| !link.altnames.contains(*name))
+        {
             done.push(link::add_altname(host, link, altname));
         }
         if original.up {
@@ -98,7 +107,8 @@ impl Netdev {
     }
 }
 
-/// Sets the MAC. A VF that is not trusted cannot while the PF prescribes one, but takes that when it comes up.
+/// Sets the MAC. A VF that is not trusted cannot while the PF prescribes one, but takes that when
+/// it comes up.
 fn set_mac(host: &mut Socket, link: &Link, mac: &[u8]) -> Result<()> {
     let refused = match link::set_mac(host, link, mac) {
         Err(error) if link.parent.is_some() => error,
@@ -113,7 +123,9 @@ fn set_mac(host: &mut Socket, link: &Link, mac: &[u8]) -> Result<()> {
 }
 
 fn rename(link: &Link, original: &Link, host: &mut Socket) -> Result<()> {
-    if let Some(other) = link::by_name(host, &original.name)?.filter(|other| other.index != link.index) {
+    if let Some(other) =
+        link::by_name(host, &original.name)?.filter(|other| other.index != link.index)
+    {
         fail!(
             Internal,
             "{} cannot get its name {} back, because another device has it (index {}): rename that device",

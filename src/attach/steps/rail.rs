@@ -23,11 +23,14 @@ use rail_netlink::route::{MAIN, Route};
 use rail_netlink::rule::Rule;
 use rail_netlink::{Error, Socket, address, route, rule};
 
-/// The metric of rail 0's routes in the main table, and the priority of its rule; those of other rails count likewise.
+/// The metric of rail 0's routes in the main table, and the priority of its rule; those of other
+/// rails count likewise.
 const FIRST_METRIC: u32 = 1000;
-/// How far behind the first table networks without `rail` look for a free one: behind all rails and the kernel's tables.
+/// How far behind the first table networks without `rail` look for a free one: behind all rails and
+/// the kernel's tables.
 const FIRST_FREE: u32 = 900;
-/// Most addresses and routes of a rail. Every call reads the records of all pods: a tenant's must not be megabytes.
+/// Most addresses and routes of a rail. Every call reads the records of all pods: a tenant's must
+/// not be megabytes.
 const MAX_ROUTES: usize = 1000;
 
 /// What the rail has in the pod: CHECK compares with it, DEL undoes it.
@@ -47,16 +50,23 @@ pub struct Rail {
 /// Refuses a pod that has an interface with this name or altname.
 pub fn refuse_name_in_use(pod: &mut Socket, name: &str) -> Result<()> {
     if let Some(link) = link::by_name(pod, name)? {
-        let other = if link.name == name { String::new() } else { format!(" (an altname of {})", link.name) };
-        fail!(InvalidConfig, "the pod already has an interface {name}{other}");
+        let other = if link.name == name {
+            String::new()
+        } else {
+            format!(" (an altname of {})", link.name)
+        };
+        fail!(
+            InvalidConfig,
+            "the pod already has an interface {name}{other}"
+        );
     }
     Ok(())
 }
 
-/// The number by which table, priority and metric of rail `rail` count in this pod: the rail's own. `None` where another has
-/// it: a second NIC of the rail, as in pods with a compute and a storage fabric that both begin at rail 0, or a network before
-/// the rails, because plugins such as sbr number tables from where ours begin. `rails` are the interfaces of the pod's other
-/// rails.
+/// The number by which table, priority and metric of rail `rail` count in this pod: the rail's own.
+/// `None` where another has it: a second NIC of the rail, as in pods with a compute and a storage
+/// fabric that both begin at rail 0, or a network before the rails, because plugins such as sbr
+/// number tables from where ours begin. `rails` are the interfaces of the pod's other rails.
 pub fn own_slot(
     conf: &NetConf,
     rail: u8,
@@ -66,8 +76,13 @@ pub fn own_slot(
 ) -> Result<Option<u32>> {
     let slot = u32::from(rail);
     let table = conf.first_table + slot;
-    for (index, route) in route::all(pod)?.iter().filter(|(_, route)| route.table == table) {
-        let Some(link) = link::by_index(pod, *index)? else { continue };
+    for (index, route) in route::all(pod)?
+        .iter()
+        .filter(|(_, route)| route.table == table)
+    {
+        let Some(link) = link::by_index(pod, *index)? else {
+            continue;
+        };
         let name = &link.name;
         if !rails.contains(name) {
             log::warn!(
@@ -89,9 +104,14 @@ pub fn own_slot(
     Ok(Some(slot))
 }
 
-/// What the rail will be in the pod, by the configuration and the IPAM's result. `own_slot` is that of a rail that has its
-/// own.
-pub fn plan(conf: &NetConf, leased: &AddResult, own_slot: Option<u32>, pod: &mut Socket) -> Result<Rail> {
+/// What the rail will be in the pod, by the configuration and the IPAM's result. `own_slot` is that
+/// of a rail that has its own.
+pub fn plan(
+    conf: &NetConf,
+    leased: &AddResult,
+    own_slot: Option<u32>,
+    pod: &mut Socket,
+) -> Result<Rail> {
     refuse_impossible(conf, leased)?;
     let addresses: Vec<IpNet> = leased.ips.iter().map(|ip| ip.address).collect();
     let slot = match own_slot {
@@ -102,47 +122,87 @@ pub fn plan(conf: &NetConf, leased: &AddResult, own_slot: Option<u32>, pod: &mut
     let (table, metric) = (conf.first_table + slot, FIRST_METRIC + slot);
     let (mut routes, mut rules) = (Vec::new(), Vec::new());
     if conf.routing == Routing::SourceBased {
-        // Without it, packets that the rule sends to this table would not reach the neighbours on the link.
-        let nets = addresses.iter().rev().filter(|net| net.prefix_len() < net.max_prefix_len());
+        // Without it, packets that the rule sends to this table would not reach the neighbours on
+        // the link.
+        let nets = addresses
+            .iter()
+            .rev()
+            .filter(|net| net.prefix_len() < net.max_prefix_len());
         routes.extend(nets.map(|net| Route::new(net.trunc(), table)));
-        rules.extend(addresses.iter().map(|net| Rule { from: net.addr(), table, priority: metric }));
+        rules.extend(addresses.iter().map(|net| Rule {
+            from: net.addr(),
+            table,
+            priority: metric,
+        }));
     }
-    // A route that both the pool and the network give is one route, and the network's takes precedence.
+    // A route that both the pool and the network give is one route, and the network's takes
+    // precedence.
     let is_of_pool_alone = |of_pool: &&cni::Route| {
-        let key =
-            |route: &cni::Route| (route.dst.trunc(), route.table.unwrap_or(0), route.priority.unwrap_or(0));
+        let key = |route: &cni::Route| {
+            (
+                route.dst.trunc(),
+                route.table.unwrap_or(0),
+                route.priority.unwrap_or(0),
+            )
+        };
         conf.routes.iter().all(|route| key(route) != key(of_pool))
     };
-    for wanted in leased.routes.iter().filter(is_of_pool_alone).chain(&conf.routes) {
+    for wanted in leased
+        .routes
+        .iter()
+        .filter(is_of_pool_alone)
+        .chain(&conf.routes)
+    {
         check_route(wanted, "routes of the IPAM")?;
         routes.extend(routes_for(wanted, conf.routing, leased, (table, metric))?);
     }
-    Ok(Rail { mtu: conf.mtu, addresses, routes: each_once(routes)?, rules })
+    Ok(Rail {
+        mtu: conf.mtu,
+        addresses,
+        routes: each_once(routes)?,
+        rules,
+    })
 }
 
 /// Refuses more than a record can keep, and addresses that no rail can have.
 fn refuse_impossible(conf: &NetConf, leased: &AddResult) -> Result<()> {
     let all = leased.ips.len() + leased.routes.len() + conf.routes.len();
     if all > MAX_ROUTES {
-        fail!(InvalidConfig, "{all} addresses and routes, and a rail can have {MAX_ROUTES}: combine them");
+        fail!(
+            InvalidConfig,
+            "{all} addresses and routes, and a rail can have {MAX_ROUTES}: combine them"
+        );
     }
     for ip in &leased.ips {
         let address = ip.address.addr();
         if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
-            fail!(InvalidConfig, "the IPAM gave {}, which no interface can have", ip.address);
+            fail!(
+                InvalidConfig,
+                "the IPAM gave {}, which no interface can have",
+                ip.address
+            );
         }
         if ip.address.prefix_len() == 0 {
-            fail!(InvalidConfig, "the IPAM gave {}: its network would be a default route", ip.address);
+            fail!(
+                InvalidConfig,
+                "the IPAM gave {}: its network would be a default route",
+                ip.address
+            );
         }
         if ip.gateway == Some(address) {
-            fail!(InvalidConfig, "the IPAM returned {} as both address and gateway", ip.address);
+            fail!(
+                InvalidConfig,
+                "the IPAM returned {} as both address and gateway",
+                ip.address
+            );
         }
     }
     Ok(())
 }
 
-/// The routes of the kernel that a route of the configuration or the IPAM means: in the main table and the rail's own, or in the
-/// one that it names. A default route is in the rail's own table, or left out.
+/// The routes of the kernel that a route of the configuration or the IPAM means: in the main table
+/// and the rail's own, or in the one that it names. A default route is in the rail's own table, or
+/// left out.
 fn routes_for(
     wanted: &cni::Route,
     routing: Routing,
@@ -152,24 +212,46 @@ fn routes_for(
     let is_source_based = routing == Routing::SourceBased;
     let names_table = wanted.table.is_some_and(|table| table != 0);
     let mut addresses = leased.ips.iter().map(|ip| ip.address);
-    // Networks written for sriov-cni often have it. The address makes that route, and a second one could not be added.
-    let is_own = |net: IpNet| net.prefix_len() < net.max_prefix_len() && net.trunc() == wanted.dst.trunc();
+    // Networks written for sriov-cni often have it. The address makes that route, and a second one
+    // could not be added.
+    let is_own =
+        |net: IpNet| net.prefix_len() < net.max_prefix_len() && net.trunc() == wanted.dst.trunc();
     if !names_table && !wanted.is_default() && addresses.clone().any(is_own) {
-        log::info!("{} is the rail's own network: its hosts are reached without a gateway", wanted.dst);
+        log::info!(
+            "{} is the rail's own network: its hosts are reached without a gateway",
+            wanted.dst
+        );
         return Ok(Vec::new());
     }
     let route = resolve(wanted, leased)?;
-    // The same in both tables: where a destination has two routes, their order must not depend on the sender.
-    let with_metric =
-        Route { metric: if route.metric == 0 { metric } else { route.metric }, ..route.clone() };
-    let of_rail = Route { table, ..with_metric.clone() };
+    // The same in both tables: where a destination has two routes, their order must not depend on
+    // the sender.
+    let with_metric = Route {
+        metric: if route.metric == 0 {
+            metric
+        } else {
+            route.metric
+        },
+        ..route.clone()
+    };
+    let of_rail = Route {
+        table,
+        ..with_metric.clone()
+    };
     if wanted.is_default() {
         let is_of_family = |net: IpNet| net.addr().is_ipv4() == wanted.dst.addr().is_ipv4();
-        if is_source_based && !names_table && route.gateway.is_some() && addresses.any(is_of_family) {
-            log::info!("{} is in table {table} alone, for packets from the rail's address", wanted.dst);
+        if is_source_based && !names_table && route.gateway.is_some() && addresses.any(is_of_family)
+        {
+            log::info!(
+                "{} is in table {table} alone, for packets from the rail's address",
+                wanted.dst
+            );
             return Ok(vec![of_rail]);
         }
-        log::warn!("{} is left out: the pod's default route is eth0's", wanted.dst);
+        log::warn!(
+            "{} is left out: the pod's default route is eth0's",
+            wanted.dst
+        );
         return Ok(Vec::new());
     }
     Ok(match is_source_based && !leased.ips.is_empty() {
@@ -188,16 +270,20 @@ fn each_once(routes: Vec<Route>) -> Result<Vec<Route>> {
             None => once.push(route),
             Some(same) if *same == route => (),
             Some(other) => {
-                fail!(InvalidConfig, "{other} and {route}: give one of these routes another priority")
+                fail!(
+                    InvalidConfig,
+                    "{other} and {route}: give one of these routes another priority"
+                )
             }
         }
     }
     Ok(once)
 }
 
-/// Refuses routes and addresses that take the cluster's networks away from the pod: the pod reaches them by the default route
-/// of eth0, and every other route is longer than that, also the one to the prefix of an address. An overlap with another
-/// network of the pod is logged, unless that is another rail, which shares the fabric: `rails` are the interfaces of those.
+/// Refuses routes and addresses that take the cluster's networks away from the pod: the pod reaches
+/// them by the default route of eth0, and every other route is longer than that, also the one to
+/// the prefix of an address. An overlap with another network of the pod is logged, unless that is
+/// another rail, which shares the fabric: `rails` are the interfaces of those.
 pub fn check_routes(rail: &Rail, rails: &[String], cx: &mut Cx<'_>) -> Result<()> {
     if rail.routes.is_empty() && cx.node.cluster_networks.is_empty() {
         return Ok(());
@@ -206,16 +292,28 @@ pub fn check_routes(rail: &Rail, rails: &[String], cx: &mut Cx<'_>) -> Result<()
     let pod = &mut cx.pod()?.socket;
     let all = route::all(pod)?;
     // The rail's own table matters only for packets from the rail's address.
-    let ours: Vec<_> = rail.routes.iter().filter(|route| route.table == MAIN).collect();
-    let theirs = all.iter().filter(|(_, route)| route.table == MAIN && route.dst.prefix_len() > 0);
-    let theirs: Vec<_> = theirs.filter(|(_, route)| !is_of_links(route.dst)).collect();
+    let ours: Vec<_> = rail
+        .routes
+        .iter()
+        .filter(|route| route.table == MAIN)
+        .collect();
+    let theirs = all
+        .iter()
+        .filter(|(_, route)| route.table == MAIN && route.dst.prefix_len() > 0);
+    let theirs: Vec<_> = theirs
+        .filter(|(_, route)| !is_of_links(route.dst))
+        .collect();
     for network in &node.cluster_networks {
         let takes = |ours: IpNet| {
-            let is_longer =
-                |theirs: &Route| theirs.dst.contains(network) && theirs.dst.prefix_len() > ours.prefix_len();
+            let is_longer = |theirs: &Route| {
+                theirs.dst.contains(network) && theirs.dst.prefix_len() > ours.prefix_len()
+            };
             overlap(ours, *network) && !theirs.iter().any(|(_, theirs)| is_longer(theirs))
         };
-        let route = ours.iter().find(|ours| takes(ours.dst)).map(|route| format!("the route {route}"));
+        let route = ours
+            .iter()
+            .find(|ours| takes(ours.dst))
+            .map(|route| format!("the route {route}"));
         let address = || rail.addresses.iter().find(|net| takes(net.trunc()));
         if let Some(what) = route.or_else(|| Some(format!("the address {}", address()?))) {
             fail!(
@@ -227,34 +325,55 @@ pub fn check_routes(rail: &Rail, rails: &[String], cx: &mut Cx<'_>) -> Result<()
         }
     }
     for (index, other) in &theirs {
-        let Some(route) = ours.iter().find(|ours| overlap(ours.dst, other.dst)) else { continue };
-        let name = link::by_index(pod, *index)?.map(|link| link.name).unwrap_or_default();
+        let Some(route) = ours.iter().find(|ours| overlap(ours.dst, other.dst)) else {
+            continue;
+        };
+        let name = link::by_index(pod, *index)?
+            .map(|link| link.name)
+            .unwrap_or_default();
         if !rails.contains(&name) {
-            log::warn!("the route {route} overlaps {}, which the pod has by {name}", other.dst);
+            log::warn!(
+                "the route {route} overlaps {}, which the pod has by {name}",
+                other.dst
+            );
         }
     }
     let covering = |address: IpAddr| {
-        let len = |route: &Route| if route.dst.contains(&address) { route.dst.prefix_len() } else { 0 };
-        let theirs = theirs.iter().map(|(_, route)| len(route)).max().unwrap_or_default();
+        let len = |route: &Route| {
+            if route.dst.contains(&address) {
+                route.dst.prefix_len()
+            } else {
+                0
+            }
+        };
+        let theirs = theirs
+            .iter()
+            .map(|(_, route)| len(route))
+            .max()
+            .unwrap_or_default();
         ours.iter().find(|ours| len(ours) > theirs)
     };
     warn_of_covered(covering, rails, pod)
 }
 
-/// Warns where the pod's answers leave by the rail although they are for its other networks: an address of its own there, as a
-/// /32 of Calico, and the address by which this node asks the pod, as the kubelet's probes do.
+/// Warns where the pod's answers leave by the rail although they are for its other networks: an
+/// address of its own there, as a /32 of Calico, and the address by which this node asks the pod,
+/// as the kubelet's probes do.
 fn warn_of_covered<'a>(
     covering: impl Fn(IpAddr) -> Option<&'a &'a Route>,
     rails: &[String],
     pod: &mut Socket,
 ) -> Result<()> {
-    // A pod has one or two besides those of its rails; whatever made more is not worth the time of its start.
+    // A pod has one or two besides those of its rails; whatever made more is not worth the time of
+    // its start.
     const ASKED: usize = 64;
     let all = address::in_namespace(pod)?.into_iter();
     let all = all.filter(|(_, one)| !one.net.addr().is_loopback() && !one.is_link_local());
     for (index, one) in all.take(ASKED) {
         let address = one.net.addr();
-        let name = link::by_index(pod, index)?.map(|link| link.name).unwrap_or_default();
+        let name = link::by_index(pod, index)?
+            .map(|link| link.name)
+            .unwrap_or_default();
         if rails.contains(&name) {
             continue;
         }
@@ -277,8 +396,11 @@ fn warn_of_covered<'a>(
 
 /// The address that this node has towards `address`, as the kernel chooses it. Nothing is sent.
 fn asked_from(address: IpAddr) -> Option<IpAddr> {
-    let any: IpAddr =
-        if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let any: IpAddr = if address.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    };
     let socket = UdpSocket::bind((any, 0)).ok()?;
     socket.connect((address, 9)).ok()?;
     Some(socket.local_addr().ok()?.ip())
@@ -297,10 +419,20 @@ fn free_slot(first_table: u32, pod: &mut Socket) -> Result<u32> {
     let routes = route::all(pod)?;
     let (rules, mut tables) = rule::all(pod)?;
     tables.extend(routes.iter().map(|(_, route)| route.table));
-    let mut used: BTreeSet<u32> =
-        tables.into_iter().filter_map(|table| table.checked_sub(first_table)).collect();
-    used.extend(routes.iter().filter_map(|(_, route)| route.metric.checked_sub(FIRST_METRIC)));
-    used.extend(rules.iter().filter_map(|rule| rule.priority.checked_sub(FIRST_METRIC)));
+    let mut used: BTreeSet<u32> = tables
+        .into_iter()
+        .filter_map(|table| table.checked_sub(first_table))
+        .collect();
+    used.extend(
+        routes
+            .iter()
+            .filter_map(|(_, route)| route.metric.checked_sub(FIRST_METRIC)),
+    );
+    used.extend(
+        rules
+            .iter()
+            .filter_map(|rule| rule.priority.checked_sub(FIRST_METRIC)),
+    );
     let free = (FIRST_FREE..FIRST_FREE + 10_000).find(|slot| !used.contains(slot));
     free.ok_or_else(|| failure!(Internal, "the pod has no free routing table"))
 }
@@ -308,14 +440,25 @@ fn free_slot(first_table: u32, pod: &mut Socket) -> Result<u32> {
 /// A route with its next hop: the one that is configured, or else the gateway of the address.
 fn resolve(wanted: &cni::Route, leased: &AddResult) -> Result<Route> {
     let is_v4 = wanted.dst.addr().is_ipv4();
-    let mut ips = leased.ips.iter().filter(|ip| ip.address.addr().is_ipv4() == is_v4);
-    let gateway = wanted.gw.or_else(|| ips.find_map(|ip| ip.gateway)).filter(|gw| !gw.is_unspecified());
-    if let Some(gateway) = gateway.filter(|gateway| leased.ips.iter().any(|ip| ip.address.addr() == *gateway))
+    let mut ips = leased
+        .ips
+        .iter()
+        .filter(|ip| ip.address.addr().is_ipv4() == is_v4);
+    let gateway = wanted
+        .gw
+        .or_else(|| ips.find_map(|ip| ip.gateway))
+        .filter(|gw| !gw.is_unspecified());
+    if let Some(gateway) =
+        gateway.filter(|gateway| leased.ips.iter().any(|ip| ip.address.addr() == *gateway))
     {
-        fail!(InvalidConfig, "the route to {} leads to the pod's own address {gateway}", wanted.dst);
+        fail!(
+            InvalidConfig,
+            "the route to {} leads to the pod's own address {gateway}",
+            wanted.dst
+        );
     }
-    // With host addresses (/32, /128) the gateway is on the link although no prefix contains it. An IPv6 gateway of an
-    // IPv4 route can even be the only IPv6 address of the rail.
+    // With host addresses (/32, /128) the gateway is on the link although no prefix contains it. An
+    // IPv6 gateway of an IPv4 route can even be the only IPv6 address of the rail.
     let is_onlink = |gateway: IpAddr| {
         let mut ours = leased.ips.iter().map(|ip| ip.address);
         let is_of_family = |net: &IpNet| net.addr().is_ipv4() == gateway.is_ipv4();
@@ -330,7 +473,10 @@ fn resolve(wanted: &cni::Route, leased: &AddResult) -> Result<Route> {
         mtu: wanted.mtu,
         advmss: wanted.advmss,
         scope: wanted.scope,
-        ..Route::new(wanted.dst.trunc(), wanted.table.filter(|table| *table != 0).unwrap_or(MAIN))
+        ..Route::new(
+            wanted.dst.trunc(),
+            wanted.table.filter(|table| *table != 0).unwrap_or(MAIN),
+        )
     })
 }
 
@@ -338,12 +484,18 @@ fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-/// Sets the sysctls of the interface. Only inside the pod's namespace, see [`crate::netns::Netns::run`].
+/// Sets the sysctls of the interface. Only inside the pod's namespace, see
+/// [`crate::netns::Netns::run`].
 fn set_sysctls(conf: &NetConf, rail: &Rail, ifname: &str) -> Result<()> {
     let has_v6 = rail.addresses.iter().any(|net| net.addr().is_ipv6());
-    let is_via_v6 = rail.routes.iter().filter_map(|route| route.gateway).any(|gateway| gateway.is_ipv6());
+    let is_via_v6 = rail
+        .routes
+        .iter()
+        .filter_map(|route| route.gateway)
+        .any(|gateway| gateway.is_ipv6());
     let usual = [
-        // The kernel announces the address when the link comes up with its carrier; see gateway::announce for later ones.
+        // The kernel announces the address when the link comes up with its carrier; see
+        // gateway::announce for later ones.
         ("ipv4", "arp_notify", "1"),
         // Eight rails in one pod must each answer and ask for their own address only.
         ("ipv4", "arp_ignore", "1"),
@@ -362,13 +514,17 @@ fn set_sysctls(conf: &NetConf, rail: &Rail, ifname: &str) -> Result<()> {
         // A link that goes down and up keeps its address, as in IPv4.
         ("ipv6", "keep_addr_on_down", "1"),
     ];
-    // Such a rail asks for its gateway from the link-local address, which otherwise is not used for one to two seconds,
-    // while the kernel looks for a duplicate.
+    // Such a rail asks for its gateway from the link-local address, which otherwise is not used for
+    // one to two seconds, while the kernel looks for a duplicate.
     let via_v6_only = [("ipv6", "accept_dad", "0")];
     let v6_only = v6_only.iter().filter(|_| has_v6 || is_via_v6);
     let via_v6_only = via_v6_only.iter().filter(|_| is_via_v6 && !has_v6);
     for (family, key, value) in usual.iter().chain(v6_only).chain(via_v6_only) {
-        let path = Path::new("/proc/sys/net").join(family).join("conf").join(ifname).join(key);
+        let path = Path::new("/proc/sys/net")
+            .join(family)
+            .join("conf")
+            .join(ifname)
+            .join(key);
         match std::fs::write(&path, value) {
             // No IPv6, or a kernel without optimistic DAD.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && *family == "ipv6" => (),
@@ -379,18 +535,25 @@ fn set_sysctls(conf: &NetConf, rail: &Rail, ifname: &str) -> Result<()> {
     for (path, value) in &conf.sysctls {
         let path = Path::new("/proc/sys").join(path);
         std::fs::write(&path, value).map_err(|error| {
-            failure!(InvalidConfig, "sysctl: cannot set {} to {value:?}: {error}", path.display())
+            failure!(
+                InvalidConfig,
+                "sysctl: cannot set {} to {value:?}: {error}",
+                path.display()
+            )
         })?;
     }
     Ok(())
 }
 
 impl Rail {
-    /// Makes the device in the pod a rail: sysctls and addresses, up, routes and rules. In this order each step finds what it
-    /// needs, and the kernel announces the addresses when the link comes up.
+    /// Makes the device in the pod a rail: sysctls and addresses, up, routes and rules. In this
+    /// order each step finds what it needs, and the kernel announces the addresses when the link
+    /// comes up.
     pub fn apply(&self, conf: &NetConf, cx: &mut Cx<'_>) -> Result<()> {
         // A program in user space has the device, and will own the address.
-        let Some(link) = cx.link_in_pod() else { return Ok(()) };
+        let Some(link) = cx.link_in_pod() else {
+            return Ok(());
+        };
         // A VF may not be able to take a MAC that its PF prescribes until it comes up.
         let prescribed = conf.mac.as_deref().filter(|_| cx.facts.is_mac_by_pf);
         let (ifname, wanted) = (cx.owner.ifname.clone(), cx.owner.inside.mac.clone());
@@ -420,11 +583,14 @@ impl Rail {
         }
     }
 
-    /// Removes the rules, which stay in the pod when the device leaves, and the addresses where it does not leave.
+    /// Removes the rules, which stay in the pod when the device leaves, and the addresses where it
+    /// does not leave.
     pub fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
         let is_pod_the_host = cx.is_pod_the_host()?;
         let link = cx.link_in_pod().filter(|_| is_pod_the_host);
-        let Some(pod) = &mut cx.pod else { return Ok(()) };
+        let Some(pod) = &mut cx.pod else {
+            return Ok(());
+        };
         let mut done = Vec::new();
         for rule in &self.rules {
             done.push(rule::remove(&mut pod.socket, rule));
@@ -450,7 +616,10 @@ fn explain(error: anyhow::Error, route: &Route) -> anyhow::Error {
     }
     let is_config = [Errno::ENETUNREACH, Errno::EHOSTUNREACH, Errno::EINVAL];
     if is_config.into_iter().any(|errno| Error::is(&error, errno)) {
-        return failure!(InvalidConfig, "{error:#}: is the gateway on the rail's link?");
+        return failure!(
+            InvalidConfig,
+            "{error:#}: is the gateway on the rail's link?"
+        );
     }
     error
 }
@@ -474,7 +643,9 @@ impl Rail {
 
     /// Compares the pod with what ADD made; every difference is one line.
     pub fn check(&self, previous: &AddResult, cx: &mut Cx<'_>) -> Result<Vec<String>> {
-        let Some(link) = cx.link_in_pod() else { return Ok(Vec::new()) };
+        let Some(link) = cx.link_in_pod() else {
+            return Ok(Vec::new());
+        };
         let mut found = self.of_link(&link, previous, cx);
         let pod = &mut cx.pod()?.socket;
         let addresses = address::all(pod, link.index)?;
@@ -499,14 +670,23 @@ impl Rail {
                 found.push(format!("the route {wanted}{metric} is gone"));
             }
         }
-        if let Some(master) = link.master.and_then(link::Index::new).filter(|_| found.len() > before) {
-            let name = link::by_index(pod, master)?.map(|master| master.name).unwrap_or_default();
-            found
-                .push(format!("{name} is its master: a plugin such as vrf behind rail-cni takes its routes"));
+        if let Some(master) = link
+            .master
+            .and_then(link::Index::new)
+            .filter(|_| found.len() > before)
+        {
+            let name = link::by_index(pod, master)?
+                .map(|master| master.name)
+                .unwrap_or_default();
+            found.push(format!(
+                "{name} is its master: a plugin such as vrf behind rail-cni takes its routes"
+            ));
         }
         // Multus adds one when a pod asks for it, and it is in prevResult then.
         if !previous.routes.iter().any(cni::Route::is_default)
-            && routes.iter().any(|route| route.dst.prefix_len() == 0 && route.table == MAIN)
+            && routes
+                .iter()
+                .any(|route| route.dst.prefix_len() == 0 && route.table == MAIN)
         {
             found.push("it carries a default route".to_owned());
         }
@@ -531,8 +711,13 @@ impl Rail {
             found.push(format!("its MTU is {}, not {mtu}", link.mtu));
         }
         // A later plugin of the chain may have set another MAC, and said so.
-        let said = previous.interfaces.iter().filter(|interface| interface.name == owner.ifname);
-        let mut macs = said.map(|interface| interface.mac.as_str()).chain([owner.inside.mac.as_str()]);
+        let said = previous
+            .interfaces
+            .iter()
+            .filter(|interface| interface.name == owner.ifname);
+        let mut macs = said
+            .map(|interface| interface.mac.as_str())
+            .chain([owner.inside.mac.as_str()]);
         if !macs.any(|mac| link::is_same_mac(&mac.to_ascii_lowercase(), &link.mac)) {
             found.push(format!("its MAC is {}, not {}", link.mac, owner.inside.mac));
         }

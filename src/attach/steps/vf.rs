@@ -29,21 +29,39 @@ pub struct Vf {
     pub before: VfState,
 }
 
-/// What must be set for `device`, and what its PF reports now; refused where no PF can set it. `previous` is what an earlier
-/// attachment could not restore: it has the original settings.
-pub fn plan(conf: &NetConf, device: &Device, previous: Option<&Vf>, cx: &mut Cx<'_>) -> Result<Option<Vf>> {
+/// What must be set for `device`, and what its PF reports now; refused where no PF can set it.
+/// `previous` is what an earlier attachment could not restore: it has the original settings.
+pub fn plan(
+    conf: &NetConf,
+    device: &Device,
+    previous: Option<&Vf>,
+    cx: &mut Cx<'_>,
+) -> Result<Option<Vf>> {
     let what = device.describe();
     let Some((number, pf)) = device.vf() else {
         if let Some(key) = conf.vf_keys.first() {
-            fail!(UnsupportedField, "{key} is set through a PF, and {what} is not a VF");
+            fail!(
+                UnsupportedField,
+                "{key} is set through a PF, and {what} is not a VF"
+            );
         }
         return Ok(None);
     };
     let mut wanted = wanted(conf);
     // One that the netdev has already needs no word of the PF, unless it is an earlier pod's.
-    let has = device.original.link.as_ref().map(|link| link.mac.as_str()).filter(|_| previous.is_none());
+    let has = device
+        .original
+        .link
+        .as_ref()
+        .map(|link| link.mac.as_str())
+        .filter(|_| previous.is_none());
     wanted.mac = wanted.mac.filter(|mac| has != Some(mac));
-    let link = pf.netdev.as_ref().map(|name| link::by_name(&mut cx.host, name)).transpose()?.flatten();
+    let link = pf
+        .netdev
+        .as_ref()
+        .map(|name| link::by_name(&mut cx.host, name))
+        .transpose()?
+        .flatten();
     let now = match &link {
         Some(link) => now(conf, link, &pf.address, number, cx)?,
         None => None,
@@ -51,7 +69,11 @@ pub fn plan(conf: &NetConf, device: &Device, previous: Option<&Vf>, cx: &mut Cx<
     let (Some(link), Some(mut now)) = (link, now) else {
         // A MAC can be set on the VF itself, too.
         if let Some(key) = conf.vf_keys.first() {
-            fail!(UnsupportedField, "{key}: the PF {} of {what} does not report its VF {number}", pf.address);
+            fail!(
+                UnsupportedField,
+                "{key}: the PF {} of {what} does not report its VF {number}",
+                pf.address
+            );
         }
         return Ok(None);
     };
@@ -64,39 +86,61 @@ pub fn plan(conf: &NetConf, device: &Device, previous: Option<&Vf>, cx: &mut Cx<
     }
     let first = previous.filter(|first| first.pf == pf.address);
     let mut before = first.map_or_else(|| now.clone(), |first| first.before.over(&now));
-    wanted.rate = wanted.rate.map(|rate| with_kept_rate(rate, before.rate)).transpose()?;
+    wanted.rate = wanted
+        .rate
+        .map(|rate| with_kept_rate(rate, before.rate))
+        .transpose()?;
     // A device reports a GUID of zero before it has one, and does not accept it (ib-sriov-cni).
     if wanted.port_guid.is_some() {
         // The VF itself tells what the PF cannot report.
-        let own = device.function().and_then(|function| function.node_guids().first().copied());
+        let own = device
+            .function()
+            .and_then(|function| function.node_guids().first().copied());
         for guid in [&mut before.node_guid, &mut before.port_guid] {
-            *guid = guid.or(own).map(|guid| if guid == 0 { u64::MAX } else { guid });
+            *guid = guid
+                .or(own)
+                .map(|guid| if guid == 0 { u64::MAX } else { guid });
         }
     }
-    Ok(Some(Vf { pf: pf.address.clone(), number, wanted, before }))
+    Ok(Some(Vf {
+        pf: pf.address.clone(),
+        number,
+        wanted,
+        before,
+    }))
 }
 
 /// What a network sets of its VF.
 pub fn wanted(conf: &NetConf) -> VfState {
-    VfState { mac: conf.mac.as_deref().map(format_mac), ..conf.vf.clone() }
+    VfState {
+        mac: conf.mac.as_deref().map(format_mac),
+        ..conf.vf.clone()
+    }
 }
 
 /// What the PF reports of the VF before anything is set.
-fn now(conf: &NetConf, link: &Link, pf: &str, number: u32, cx: &mut Cx<'_>) -> Result<Option<VfState>> {
+fn now(
+    conf: &NetConf,
+    link: &Link,
+    pf: &str,
+    number: u32,
+    cx: &mut Cx<'_>,
+) -> Result<Option<VfState>> {
     // If nothing is to be set, it need not be known.
     let report = match conf.vf_keys.first() {
-        Some(key) => {
-            pf::report(link, pf, number, cx.node, &mut cx.host).map_err(|error| error.context(*key))?
-        }
+        Some(key) => pf::report(link, pf, number, cx.node, &mut cx.host)
+            .map_err(|error| error.context(*key))?,
         None => vf::state(&mut cx.host, link.index, number)?,
     };
     Ok(match report {
         Report::NoSuchVf | Report::Silent => None,
         Report::Known(state) => Some(state),
-        // Some IB drivers cannot answer for many VFs (sriov-network-operator#1021): then only what the network sets is
-        // restored.
+        // Some IB drivers cannot answer for many VFs (sriov-network-operator#1021): then only what
+        // the network sets is restored.
         Report::TooLong => {
-            log::warn!("the PF {pf} cannot report so many VFs: settings made by others are not restored");
+            log::warn!(
+                "the PF {pf} cannot report so many VFs: settings made by others are not restored"
+            );
             Some(VfState::default())
         }
     })
@@ -105,14 +149,17 @@ fn now(conf: &NetConf, link: &Link, pf: &str, number: u32, cx: &mut Cx<'_>) -> R
 fn refuse_rate_above(speed: Option<u32>, rate: u32) -> Result<()> {
     match speed {
         Some(speed) if rate > speed => {
-            fail!(InvalidConfig, "max_tx_rate: {rate} Mbit/s is more than the {speed} of the PF's link")
+            fail!(
+                InvalidConfig,
+                "max_tx_rate: {rate} Mbit/s is more than the {speed} of the PF's link"
+            )
         }
         _ => Ok(()),
     }
 }
 
-/// Both rates are set at once. The one that the network does not give (0) remains as it was: a network that may set
-/// the minimum must not lift the operator's maximum.
+/// Both rates are set at once. The one that the network does not give (0) remains as it was: a
+/// network that may set the minimum must not lift the operator's maximum.
 fn with_kept_rate((min, max): (u32, u32), before: Option<(u32, u32)>) -> Result<(u32, u32)> {
     let (old_min, old_max) = match before {
         Some(before) => before,
@@ -124,7 +171,10 @@ fn with_kept_rate((min, max): (u32, u32), before: Option<(u32, u32)>) -> Result<
         }
         None => (0, 0),
     };
-    let (min, max) = (if min == 0 { old_min } else { min }, if max == 0 { old_max } else { max });
+    let (min, max) = (
+        if min == 0 { old_min } else { min },
+        if max == 0 { old_max } else { max },
+    );
     if max != 0 && min > max {
         fail!(
             InvalidConfig,
@@ -141,13 +191,26 @@ fn differing(
     now: &VfState,
     mut meant: impl FnMut(&str, &VfState) -> bool,
 ) -> Vec<(&'static str, VfState)> {
-    let mut differs = |(key, one): &(&'static str, VfState)| now.masked_by(one) != *one && meant(key, one);
-    was.settings().into_iter().filter(|one| differs(one)).collect()
+    let mut differs =
+        |(key, one): &(&'static str, VfState)| now.masked_by(one) != *one && meant(key, one);
+    was.settings()
+        .into_iter()
+        .filter(|one| differs(one))
+        .collect()
 }
 
-/// Settings that keep tenants apart: whose network a VF is in, whom it can claim to be, what it may listen to.
+/// Settings that keep tenants apart: whose network a VF is in, whom it can claim to be, what it may
+/// listen to.
 fn isolates(setting: &VfState) -> bool {
-    let VfState { mac, vlan, spoofchk, trust, node_guid, port_guid, .. } = setting;
+    let VfState {
+        mac,
+        vlan,
+        spoofchk,
+        trust,
+        node_guid,
+        port_guid,
+        ..
+    } = setting;
     mac.is_some()
         || vlan.is_some()
         || spoofchk.is_some()
@@ -162,14 +225,22 @@ impl Vf {
         self.wanted != VfState::default()
     }
 
-    /// The part that is restored before the netdev, and the part that is restored after it: the MAC of a VF whose network set
-    /// none. Some drivers report the MAC that the VF gave itself: it differs only once the netdev is restored. And igb
-    /// forbids the VF to change any MAC that is set here.
+    /// The part that is restored before the netdev, and the part that is restored after it: the MAC
+    /// of a VF whose network set none. Some drivers report the MAC that the VF gave itself: it
+    /// differs only once the netdev is restored. And igb forbids the VF to change any MAC that is
+    /// set here.
     pub fn parts(mut self) -> (Vf, Option<Vf>) {
-        let mac = if self.wanted.mac.is_none() { self.before.mac.take() } else { None };
+        let mac = if self.wanted.mac.is_none() {
+            self.before.mac.take()
+        } else {
+            None
+        };
         let later = mac.map(|mac| Vf {
             wanted: VfState::default(),
-            before: VfState { mac: Some(mac), ..VfState::default() },
+            before: VfState {
+                mac: Some(mac),
+                ..VfState::default()
+            },
             ..self.clone()
         });
         (self, later)
@@ -185,25 +256,39 @@ impl Vf {
             let Some(pf) = pf::link(&self.pf, self.number, cx.node, &mut cx.host)? else {
                 fail!(Internal, "the PF {} vanished", self.pf)
             };
-            vf::set(&mut cx.host, pf.index, &pf.name, self.number, &self.wanted).map_err(|error| {
-                // Drivers support different settings, and different values of them.
-                let unknown = [Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EINVAL, Errno::ERANGE];
-                let is_unknown = unknown.into_iter().any(|errno| Error::is(&error, errno));
-                if is_unknown { failure!(UnsupportedField, "{error:#}") } else { error }
-            })?;
+            vf::set(&mut cx.host, pf.index, &pf.name, self.number, &self.wanted).map_err(
+                |error| {
+                    // Drivers support different settings, and different values of them.
+                    let unknown = [
+                        Errno::EOPNOTSUPP,
+                        Errno::EPROTONOSUPPORT,
+                        Errno::EINVAL,
+                        Errno::ERANGE,
+                    ];
+                    let is_unknown = unknown.into_iter().any(|errno| Error::is(&error, errno));
+                    if is_unknown {
+                        failure!(UnsupportedField, "{error:#}")
+                    } else {
+                        error
+                    }
+                },
+            )?;
         }
         guid::take(self.wanted.port_guid, cx)
     }
 
-    /// Restores what the PF reported before ADD, whether the network or an operator changed it since. A PF or VF that is
-    /// gone has none. Settings that have not changed are not touched, because some drivers reset the VF at every change.
+    /// Restores what the PF reported before ADD, whether the network or an operator changed it
+    /// since. A PF or VF that is gone has none. Settings that have not changed are not touched,
+    /// because some drivers reset the VF at every change.
     pub fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
         self.restore(cx)?;
         guid::give_back(cx)
     }
 
     fn restore(&self, cx: &mut Cx<'_>) -> Result<()> {
-        let Some(pf) = pf::link(&self.pf, self.number, cx.node, &mut cx.host)? else { return Ok(()) };
+        let Some(pf) = pf::link(&self.pf, self.number, cx.node, &mut cx.host)? else {
+            return Ok(());
+        };
         let changed = match pf::report(&pf, &self.pf, self.number, cx.node, &mut cx.host)? {
             Report::NoSuchVf | Report::Silent => return Ok(()),
             Report::Known(now) => differing(&self.before, &now, |_, _| true),
@@ -216,7 +301,11 @@ impl Vf {
         let done = {
             let _lock = cx.locks.pf(&self.pf)?;
             let host = &mut cx.host;
-            all_of(changed.iter().map(|(_, one)| vf::set(host, pf.index, &pf.name, self.number, one)))
+            all_of(
+                changed
+                    .iter()
+                    .map(|(_, one)| vf::set(host, pf.index, &pf.name, self.number, one)),
+            )
         };
         // Its driver may have made the netdev anew.
         if cx.at_home().is_some() {
@@ -225,17 +314,24 @@ impl Vf {
         done
     }
 
-    /// Which settings the pod's network made. Of a rebuilt record that is not known: all that were known before may be.
+    /// Which settings the pod's network made. Of a rebuilt record that is not known: all that were
+    /// known before may be.
     fn set_by_pod(&self) -> &VfState {
-        if self.wanted == VfState::default() { &self.before } else { &self.wanted }
+        if self.wanted == VfState::default() {
+            &self.before
+        } else {
+            &self.wanted
+        }
     }
 
-    /// Which settings that keep tenants apart the VF still has of a pod that is gone, with the command that restores each.
-    /// What the next network sets itself (`next`) is not one of them.
+    /// Which settings that keep tenants apart the VF still has of a pod that is gone, with the
+    /// command that restores each. What the next network sets itself (`next`) is not one of them.
     pub fn isolation_left(&self, next: &VfState, node: &Node, host: &mut Socket) -> Vec<String> {
         let pf = pf::link(&self.pf, self.number, node, host);
-        let now =
-            pf.and_then(|pf| pf.map(|pf| pf::report_now(&pf, &self.pf, self.number, node, host)).transpose());
+        let now = pf.and_then(|pf| {
+            pf.map(|pf| pf::report_now(&pf, &self.pf, self.number, node, host))
+                .transpose()
+        });
         let mut left = match now {
             Ok(None | Some(Report::NoSuchVf)) => return Vec::new(),
             Ok(Some(Report::Known(now))) => differing(&self.before, &now, |_, one| isolates(one)),
@@ -254,7 +350,10 @@ impl Vf {
         let number = self.number;
         left.iter()
             .map(|(key, was)| {
-                format!("the {key} of VF {number}: `ip link set {pf} vf {number} {}`", was.as_arguments())
+                format!(
+                    "the {key} of VF {number}: `ip link set {pf} vf {number} {}`",
+                    was.as_arguments()
+                )
             })
             .collect()
     }
@@ -267,7 +366,12 @@ impl Vf {
         };
         let now = match vf::state(host, pf.index, self.number)? {
             Report::Known(now) => now,
-            Report::NoSuchVf => return Ok(vec![format!("the PF {} has no VF {}", pf.name, self.number)]),
+            Report::NoSuchVf => {
+                return Ok(vec![format!(
+                    "the PF {} has no VF {}",
+                    pf.name, self.number
+                )]);
+            }
             Report::Silent | Report::TooLong => {
                 log::warn!(
                     "the PF {} does not report its VF {}: its settings are not compared",
@@ -292,13 +396,29 @@ mod tests {
     #[test]
     fn a_rate_that_the_network_does_not_give_remains() {
         let kept = |wanted, before| with_kept_rate(wanted, before).ok();
-        assert_eq!(kept((10, 0), Some((0, 300))), Some((10, 300)), "the operator's maximum is not lifted");
+        assert_eq!(
+            kept((10, 0), Some((0, 300))),
+            Some((10, 300)),
+            "the operator's maximum is not lifted"
+        );
         assert_eq!(kept((0, 200), Some((50, 300))), Some((50, 200)));
         assert_eq!(kept((10, 20), Some((50, 300))), Some((10, 20)));
         assert_eq!(kept((10, 0), Some((0, 0))), Some((10, 0)));
         assert_eq!(kept((0, 200), None), Some((0, 200)));
-        assert_eq!(kept((400, 0), Some((0, 300))), None, "more than the maximum that remains");
-        assert_eq!(kept((0, 40), Some((50, 300))), None, "less than the minimum that remains");
-        assert_eq!(kept((10, 0), None), None, "a maximum that nobody knows is not lifted");
+        assert_eq!(
+            kept((400, 0), Some((0, 300))),
+            None,
+            "more than the maximum that remains"
+        );
+        assert_eq!(
+            kept((0, 40), Some((50, 300))),
+            None,
+            "less than the minimum that remains"
+        );
+        assert_eq!(
+            kept((10, 0), None),
+            None,
+            "a maximum that nobody knows is not lifted"
+        );
     }
 }

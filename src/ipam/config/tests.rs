@@ -20,10 +20,19 @@ fn pools(ipam: Value) -> Result<Vec<String>> {
 
 #[test]
 fn a_pool_is_named_as_ours_or_as_nv_ipams_or_not_at_all() {
-    assert_eq!(pools(json!({"type": "rail-ipam", "pool": "rail-0"})).unwrap(), ["rail-0"]);
-    assert_eq!(pools(json!({"poolName": "rail-0", "poolType": "CIDRPool"})).unwrap(), ["rail-0"]);
+    assert_eq!(
+        pools(json!({"type": "rail-ipam", "pool": "rail-0"})).unwrap(),
+        ["rail-0"]
+    );
+    assert_eq!(
+        pools(json!({"poolName": "rail-0", "poolType": "CIDRPool"})).unwrap(),
+        ["rail-0"]
+    );
     assert_eq!(pools(json!({"PoolName": "a", "pool": "a"})).unwrap(), ["a"]);
-    assert_eq!(pools(json!({"type": "rail-ipam", "daemonSocket": "x"})).unwrap(), [""; 0]);
+    assert_eq!(
+        pools(json!({"type": "rail-ipam", "daemonSocket": "x"})).unwrap(),
+        [""; 0]
+    );
     assert_eq!(pools(json!({"pool": "a, b"})).unwrap(), ["a", "b"]);
 }
 
@@ -50,7 +59,8 @@ fn a_pool_that_cannot_be_meant_is_refused_with_code_7() {
 
 #[test]
 fn keys_of_a_pool_in_place_are_taken_in_any_letter_case() {
-    let config = |ipam: Value| Config::parse(&network(json!({"name": "net", "ipam": ipam}))).unwrap();
+    let config =
+        |ipam: Value| Config::parse(&network(json!({"name": "net", "ipam": ipam}))).unwrap();
     let spelt = json!({"cidr": "10.0.0.0/24", "perNodeNetworkPrefix": 30, "gatewayIndex": 1,
         "routes": [{"dst": "10.0.0.0/8"}], "exclusions": [{"startIP": "10.0.0.2", "endIP": "10.0.0.2"}],
         "perNodeExclusions": [{"startIndex": 0, "endIndex": 0}],
@@ -69,11 +79,25 @@ fn a_request_hides_those_below_it_and_odd_shapes_do_no_harm() {
         "args": {"cni": {"ips": ["10.0.0.9"]}}});
     assert_eq!(ask(both).unwrap(), 2);
     // nv-ipam's plugin panics on these.
-    for args in [json!({}), json!({"other": 1}), json!({"cni": null}), json!({"cni": []}), json!(7)] {
+    for args in [
+        json!({}),
+        json!({"other": 1}),
+        json!({"cni": null}),
+        json!({"cni": []}),
+        json!(7),
+    ] {
         assert_eq!(ask(json!({"name": "n", "args": args})).unwrap(), 0);
     }
-    assert_eq!(ask(json!({"name": "n", "runtimeConfig": {"ips": null}})).unwrap(), 0);
-    for bad in [json!("10.0.0.1"), json!([1]), json!(["x"]), json!(["10.0.0.1/33"])] {
+    assert_eq!(
+        ask(json!({"name": "n", "runtimeConfig": {"ips": null}})).unwrap(),
+        0
+    );
+    for bad in [
+        json!("10.0.0.1"),
+        json!([1]),
+        json!(["x"]),
+        json!(["10.0.0.1/33"]),
+    ] {
         assert!(ask(json!({"name": "n", "runtimeConfig": {"ips": bad}})).is_err());
     }
 }

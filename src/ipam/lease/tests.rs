@@ -9,14 +9,19 @@ struct Bench {
     node: Node,
 }
 
-/// A node with namespaces `a` to `d`: files, which are not known to be alive or dead until they are gone.
+/// A node with namespaces `a` to `d`: files, which are not known to be alive or dead until they are
+/// gone.
 fn bench() -> Bench {
     let temp = tempfile::tempdir().unwrap();
-    let dirs = serde_json::json!({"storeDir": temp.path().join("s"), "runDir": temp.path().join("r")});
+    let dirs =
+        serde_json::json!({"storeDir": temp.path().join("s"), "runDir": temp.path().join("r")});
     for netns in ["a", "b", "c", "d"] {
         std::fs::write(temp.path().join(netns), "").unwrap();
     }
-    Bench { node: serde_json::from_value(dirs).unwrap(), temp }
+    Bench {
+        node: serde_json::from_value(dirs).unwrap(),
+        temp,
+    }
 }
 
 impl Bench {
@@ -44,8 +49,14 @@ impl Bench {
         requested: &[&str],
     ) -> Result<Vec<String>> {
         let names = pools.iter().map(|(name, _)| (*name).to_owned()).collect();
-        let allocations = pools.iter().map(|(_, prefix)| allocation(prefix, None, &[])).collect();
-        let requested: Vec<_> = requested.iter().map(|text| (text.parse().unwrap(), None)).collect();
+        let allocations = pools
+            .iter()
+            .map(|(_, prefix)| allocation(prefix, None, &[]))
+            .collect();
+        let requested: Vec<_> = requested
+            .iter()
+            .map(|text| (text.parse().unwrap(), None))
+            .collect();
         let asks = Ask::all(names, allocations, &requested)?;
         let taken = take(&self.node, "n", &asks, &self.holder(id, netns), || Ok(true))?;
         Ok(taken.iter().flatten().map(ToString::to_string).collect())
@@ -61,13 +72,19 @@ impl Bench {
 
     fn files(&self, pool: &str) -> Vec<std::path::PathBuf> {
         let dir = self.temp.path().join("r/leases/n").join(pool);
-        let paths = std::fs::read_dir(dir).into_iter().flatten().map(|entry| entry.unwrap().path());
+        let paths = std::fs::read_dir(dir)
+            .into_iter()
+            .flatten()
+            .map(|entry| entry.unwrap().path());
         paths.filter(|path| path.extension().is_some()).collect()
     }
 }
 
 fn attachment(id: &str) -> Attachment {
-    Attachment { container_id: id.into(), ifname: "net1".into() }
+    Attachment {
+        container_id: id.into(),
+        ifname: "net1".into(),
+    }
 }
 
 const P: (&str, &str) = ("p", "10.0.0.0/31");
@@ -81,7 +98,12 @@ fn an_address_is_held_until_it_is_given_back() {
     let error = bench.take(&[P], "c3", "c").unwrap_err();
     assert_eq!(crate::error::code_of(&error), 11);
     let error = error.to_string();
-    assert!(["10.0.0.0 ", "net1 ", "pod default/c1"].iter().all(|part| error.contains(part)), "{error}");
+    assert!(
+        ["10.0.0.0 ", "net1 ", "pod default/c1"]
+            .iter()
+            .all(|part| error.contains(part)),
+        "{error}"
+    );
     bench.release("c1");
     bench.release("c1");
     assert_eq!(bench.take(&[P], "c3", "c").unwrap(), ["10.0.0.0"]);
@@ -96,8 +118,17 @@ fn what_the_dead_hold_is_taken_over() {
     assert_eq!(bench.take(&[ONE], "c2", "b").unwrap(), ["10.0.0.1"]);
     let [file] = bench.files("one").try_into().unwrap();
     let text = std::fs::read_to_string(&file).unwrap();
-    std::fs::write(&file, text.replace(files::boot_id().unwrap(), "another-boot")).unwrap();
-    assert_eq!(bench.take_requested(&[ONE], "c3", "c", &["10.0.0.1"]).unwrap(), ["10.0.0.1"]);
+    std::fs::write(
+        &file,
+        text.replace(files::boot_id().unwrap(), "another-boot"),
+    )
+    .unwrap();
+    assert_eq!(
+        bench
+            .take_requested(&[ONE], "c3", "c", &["10.0.0.1"])
+            .unwrap(),
+        ["10.0.0.1"]
+    );
     // The late DEL of a dead one leaves the new owner alone.
     bench.release("c2");
     assert_eq!(bench.files("one").len(), 1);
@@ -122,7 +153,10 @@ fn two_pools_give_both_or_nothing() {
         assert!(bench.files("p").is_empty());
     }
     bench.release("c1");
-    assert_eq!(bench.take(&[P, ONE], "c2", "b").unwrap(), ["10.0.0.0", "10.0.0.1"]);
+    assert_eq!(
+        bench.take(&[P, ONE], "c2", "b").unwrap(),
+        ["10.0.0.0", "10.0.0.1"]
+    );
     bench.release("c2");
     assert!(bench.files("p").is_empty() && bench.files("one").is_empty());
 }
@@ -131,12 +165,29 @@ fn two_pools_give_both_or_nothing() {
 fn a_requested_address_must_be_had_as_it_is() {
     let bench = bench();
     let ask = |requested: &[&str]| bench.take_requested(&[P], "c1", "a", requested);
-    assert!(ask(&["10.0.0.2"]).unwrap_err().to_string().contains("10.0.0.0/31"));
-    assert!(ask(&["10.0.0.0", "10.0.0.1"]).unwrap_err().to_string().contains("10.0.0.1"));
+    assert!(
+        ask(&["10.0.0.2"])
+            .unwrap_err()
+            .to_string()
+            .contains("10.0.0.0/31")
+    );
+    assert!(
+        ask(&["10.0.0.0", "10.0.0.1"])
+            .unwrap_err()
+            .to_string()
+            .contains("10.0.0.1")
+    );
     assert_eq!(ask(&["10.0.0.1"]).unwrap(), ["10.0.0.1"]);
-    let error = bench.take_requested(&[P], "c2", "b", &["10.0.0.1"]).unwrap_err().to_string();
+    let error = bench
+        .take_requested(&[P], "c2", "b", &["10.0.0.1"])
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("10.0.0.1"), "{error}");
-    let wide = vec![allocation("10.0.0.0/24", Some("10.0.0.1"), &[("10.0.0.9", "10.0.0.9")])];
+    let wide = vec![allocation(
+        "10.0.0.0/24",
+        Some("10.0.0.1"),
+        &[("10.0.0.9", "10.0.0.9")],
+    )];
     for bad in [
         ("10.0.0.1", None),
         ("10.0.0.0", None),
@@ -157,13 +208,22 @@ fn a_damaged_file_holds_its_address_and_del_needs_only_its_name() {
     bench.kill("a");
     let [file] = bench.files("one").try_into().unwrap();
     let whole = std::fs::read_to_string(&file).unwrap();
-    for damage in
-        ["", "{", &whole[..100], &whole.replace("10.0.0.1", "10.0.0.2"), &whole.replace(":1,", ":2,")]
-    {
+    for damage in [
+        "",
+        "{",
+        &whole[..100],
+        &whole.replace("10.0.0.1", "10.0.0.2"),
+        &whole.replace(":1,", ":2,"),
+    ] {
         std::fs::write(&file, damage).unwrap();
         let error = bench.take(&[ONE], "c2", "b").unwrap_err();
         assert_eq!(crate::error::code_of(&error), 11);
-        assert!(error.to_string().contains("`railctl release --address 10.0.0.1 --pool one`"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("`railctl release --address 10.0.0.1 --pool one`"),
+            "{error}"
+        );
     }
     bench.release("c1");
     assert!(bench.files("one").is_empty());
@@ -173,16 +233,37 @@ fn a_damaged_file_holds_its_address_and_del_needs_only_its_name() {
 fn gc_keeps_what_is_listed_or_alive_or_not_of_its_network() {
     let bench = bench();
     let net = ("p", "10.0.0.0/24");
-    for (id, netns) in [("listed", "a"), ("alive", "b"), ("dead", "c"), ("unknown", "missing")] {
+    for (id, netns) in [
+        ("listed", "a"),
+        ("alive", "b"),
+        ("dead", "c"),
+        ("unknown", "missing"),
+    ] {
         bench.take(&[net], id, netns).unwrap();
     }
-    let other = Holder { network: "other".into(), ..bench.holder("x", "c") };
-    let ask = Ask { pool: "p".into(), allocation: allocation(net.1, None, &[]), requested: None };
+    let other = Holder {
+        network: "other".into(),
+        ..bench.holder("x", "c")
+    };
+    let ask = Ask {
+        pool: "p".into(),
+        allocation: allocation(net.1, None, &[]),
+        requested: None,
+    };
     take(&bench.node, "n", &[ask], &other, || Ok(true)).unwrap();
     bench.kill("a");
     bench.kill("c");
-    collect(&bench.node, "net", &HashSet::from([key("net", &attachment("listed"))])).unwrap();
-    let texts: Vec<_> = bench.files("p").iter().map(|file| std::fs::read_to_string(file).unwrap()).collect();
+    collect(
+        &bench.node,
+        "net",
+        &HashSet::from([key("net", &attachment("listed"))]),
+    )
+    .unwrap();
+    let texts: Vec<_> = bench
+        .files("p")
+        .iter()
+        .map(|file| std::fs::read_to_string(file).unwrap())
+        .collect();
     let left: Vec<_> = ["listed", "alive", "dead", "unknown", "\"x\""]
         .map(|id| texts.iter().any(|text| text.contains(id)))
         .into();
@@ -194,12 +275,29 @@ fn gc_keeps_what_is_listed_or_alive_or_not_of_its_network() {
 fn without_the_name_of_the_network_all_of_the_attachment_is_given_back() {
     let bench = bench();
     bench.take(&[P, ONE], "c1", "a").unwrap();
-    let other = Holder { network: "other".into(), ..bench.holder("c1", "a") };
+    let other = Holder {
+        network: "other".into(),
+        ..bench.holder("c1", "a")
+    };
     let two = allocation("10.0.1.0/31", None, &[]);
-    let ask = |pool: &str| Ask { pool: pool.into(), allocation: two.clone(), requested: None };
+    let ask = |pool: &str| Ask {
+        pool: pool.into(),
+        allocation: two.clone(),
+        requested: None,
+    };
     take(&bench.node, "n", &[ask("two")], &other, || Ok(true)).unwrap();
-    take(&bench.node, "n", &[ask("two")], &bench.holder("c2", "b"), || Ok(true)).unwrap();
-    let ifname = Attachment { ifname: "net2".into(), ..attachment("c1") };
+    take(
+        &bench.node,
+        "n",
+        &[ask("two")],
+        &bench.holder("c2", "b"),
+        || Ok(true),
+    )
+    .unwrap();
+    let ifname = Attachment {
+        ifname: "net2".into(),
+        ..attachment("c1")
+    };
     assert!(!release(&bench.node, "", &ifname).unwrap());
     assert!(release(&bench.node, "", &attachment("c1")).unwrap());
     assert!(!release(&bench.node, "", &attachment("c1")).unwrap());

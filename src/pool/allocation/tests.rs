@@ -3,8 +3,10 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 
 pub fn allocation(prefix: &str, gateway: Option<&str>, exclusions: &[(&str, &str)]) -> Allocation {
-    let range =
-        |(start, end): &(&str, &str)| Range { start: start.parse().unwrap(), end: end.parse().unwrap() };
+    let range = |(start, end): &(&str, &str)| Range {
+        start: start.parse().unwrap(),
+        end: end.parse().unwrap(),
+    };
     Allocation {
         version: NUMBERED,
         prefix: prefix.parse().unwrap(),
@@ -17,14 +19,22 @@ pub fn allocation(prefix: &str, gateway: Option<&str>, exclusions: &[(&str, &str
 }
 
 fn first(prefix: &str, gateway: Option<&str>, exclusions: &[(&str, &str)]) -> Option<String> {
-    allocation(prefix, gateway, exclusions).first_free(|_| false).map(|address| address.to_string())
+    allocation(prefix, gateway, exclusions)
+        .first_free(|_| false)
+        .map(|address| address.to_string())
 }
 
 #[test]
 fn a_point_to_point_prefix_gives_the_side_that_is_not_the_switch() {
     let some = |text: &str| Some(text.to_owned());
-    assert_eq!(first("172.16.1.60/31", Some("172.16.1.61"), &[]), some("172.16.1.60"));
-    assert_eq!(first("172.16.1.60/31", Some("172.16.1.60"), &[]), some("172.16.1.61"));
+    assert_eq!(
+        first("172.16.1.60/31", Some("172.16.1.61"), &[]),
+        some("172.16.1.60")
+    );
+    assert_eq!(
+        first("172.16.1.60/31", Some("172.16.1.60"), &[]),
+        some("172.16.1.61")
+    );
     assert_eq!(first("fd00::/127", Some("fd00::1"), &[]), some("fd00::"));
     assert_eq!(first("10.0.0.7/32", None, &[]), some("10.0.0.7"));
     assert_eq!(first("10.0.0.7/32", Some("10.0.0.7"), &[]), None);
@@ -34,12 +44,35 @@ fn a_point_to_point_prefix_gives_the_side_that_is_not_the_switch() {
 #[test]
 fn a_large_prefix_keeps_its_special_addresses_and_is_not_walked() {
     let some = |text: &str| Some(text.to_owned());
-    assert_eq!(first("10.0.0.0/30", Some("10.0.0.1"), &[]), some("10.0.0.2"));
-    assert_eq!(first("10.0.0.0/30", None, &[("10.0.0.1", "10.0.0.2")]), None);
+    assert_eq!(
+        first("10.0.0.0/30", Some("10.0.0.1"), &[]),
+        some("10.0.0.2")
+    );
+    assert_eq!(
+        first("10.0.0.0/30", None, &[("10.0.0.1", "10.0.0.2")]),
+        None
+    );
     assert_eq!(first("fd00::/64", Some("fd00::2"), &[]), some("fd00::1"));
-    assert_eq!(first("fd00::/64", None, &[("fd00::", "fd00::ffff:ffff:ffff")]), some("fd00::1:0:0:0"));
-    assert_eq!(first("fd00::/64", None, &[("fd00::", "fd00::ffff:ffff:ffff:ffff")]), None);
-    assert_eq!(first("::/0", None, &[("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")]), None);
+    assert_eq!(
+        first("fd00::/64", None, &[("fd00::", "fd00::ffff:ffff:ffff")]),
+        some("fd00::1:0:0:0")
+    );
+    assert_eq!(
+        first(
+            "fd00::/64",
+            None,
+            &[("fd00::", "fd00::ffff:ffff:ffff:ffff")]
+        ),
+        None
+    );
+    assert_eq!(
+        first(
+            "::/0",
+            None,
+            &[("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")]
+        ),
+        None
+    );
     assert_eq!(first("0.0.0.0/0", None, &[]), some("0.0.0.1"));
 }
 
@@ -81,15 +114,27 @@ proptest! {
 
 #[test]
 fn what_is_excluded_besides_the_gateway_makes_no_difference_to_pods() {
-    let of =
-        |prefix: &str, gateway: &str, excluded: &[(&str, &str)]| allocation(prefix, Some(gateway), excluded);
-    let same = |one: &Allocation, other: &Allocation| one.gives_the_same(other) && other.gives_the_same(one);
+    let of = |prefix: &str, gateway: &str, excluded: &[(&str, &str)]| {
+        allocation(prefix, Some(gateway), excluded)
+    };
+    let same = |one: &Allocation, other: &Allocation| {
+        one.gives_the_same(other) && other.gives_the_same(one)
+    };
     let plain = of("10.0.0.4/31", "10.0.0.5", &[]);
-    assert!(same(&plain, &of("10.0.0.4/31", "10.0.0.5", &[("10.0.0.5", "10.0.0.5")])));
-    assert!(!same(&plain, &of("10.0.0.4/31", "10.0.0.5", &[("10.0.0.4", "10.0.0.4")])));
+    assert!(same(
+        &plain,
+        &of("10.0.0.4/31", "10.0.0.5", &[("10.0.0.5", "10.0.0.5")])
+    ));
+    assert!(!same(
+        &plain,
+        &of("10.0.0.4/31", "10.0.0.5", &[("10.0.0.4", "10.0.0.4")])
+    ));
     assert!(!same(&plain, &of("10.0.0.4/31", "10.0.0.4", &[])));
     assert!(!same(&plain, &of("10.0.0.6/31", "10.0.0.7", &[])));
     let wide = of("10.0.0.0/8", "10.0.0.1", &[]);
     assert!(same(&wide, &wide.clone()));
-    assert!(!same(&wide, &of("10.0.0.0/8", "10.0.0.1", &[("10.0.0.1", "10.0.0.1")])));
+    assert!(!same(
+        &wide,
+        &of("10.0.0.0/8", "10.0.0.1", &[("10.0.0.1", "10.0.0.1")])
+    ));
 }

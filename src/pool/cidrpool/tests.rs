@@ -3,7 +3,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 fn plan(spec: Value) -> Result<Plan, Vec<Fault>> {
-    serde_json::from_value::<Spec>(spec).unwrap().plan("spec", &[], Wanted::All)
+    serde_json::from_value::<Spec>(spec)
+        .unwrap()
+        .plan("spec", &[], Wanted::All)
 }
 
 fn with(change: impl Fn(&mut Value)) -> Value {
@@ -22,10 +24,16 @@ fn with(change: impl Fn(&mut Value)) -> Value {
 #[test]
 fn the_deployment_gets_what_it_was_planned() {
     let plan = plan(with(|_| ())).unwrap();
-    assert_eq!(plan.allocations.keys().collect::<Vec<_>>(), ["worker-gpu-62", "worker-gpu-63"]);
+    assert_eq!(
+        plan.allocations.keys().collect::<Vec<_>>(),
+        ["worker-gpu-62", "worker-gpu-63"]
+    );
     let ours = &plan.allocations["worker-gpu-62"];
     assert_eq!(ours.gateway.unwrap().to_string(), "172.16.1.61");
-    assert_eq!(ours.first_free(|_| false).unwrap().to_string(), "172.16.1.60");
+    assert_eq!(
+        ours.first_free(|_| false).unwrap().to_string(),
+        "172.16.1.60"
+    );
     let routes: Vec<_> = ours.routes.iter().map(|to| to.dst.to_string()).collect();
     assert_eq!(routes, ["172.16.0.0/15", "172.16.0.0/12"]);
     assert!(plan.warnings.is_empty());
@@ -37,7 +45,12 @@ fn without_a_gateway_of_its_own_a_row_has_that_of_the_index() {
         json!({"cidr": "10.0.0.0/8", "gatewayIndex": index, "perNodeNetworkPrefix": 24,
             "staticAllocations": [{"nodeName": "n", "prefix": prefix}]})
     };
-    let gateway = |spec| plan(spec).unwrap().allocations["n"].gateway.unwrap().to_string();
+    let gateway = |spec| {
+        plan(spec).unwrap().allocations["n"]
+            .gateway
+            .unwrap()
+            .to_string()
+    };
     assert_eq!(gateway(spec(1, "10.0.7.0/24")), "10.0.7.1");
     assert_eq!(gateway(spec(254, "10.0.7.0/24")), "10.0.7.254");
     assert!(plan(spec(0, "10.0.7.0/24")).is_err());
@@ -48,28 +61,52 @@ fn without_a_gateway_of_its_own_a_row_has_that_of_the_index() {
 fn every_fault_is_told_with_its_place() {
     type Change<'a> = &'a dyn Fn(&mut Value);
     let cases: [(&str, Change<'_>); 21] = [
-        ("spec.cidr: 172.16.0.1/15…172.16.0.0/15", &|v| v["cidr"] = json!("172.16.0.1/15")),
+        ("spec.cidr: 172.16.0.1/15…172.16.0.0/15", &|v| {
+            v["cidr"] = json!("172.16.0.1/15")
+        }),
         ("spec.cidr: \"x\"", &|v| v["cidr"] = json!("x")),
-        ("spec.perNodeNetworkPrefix: 14…15 to 32", &|v| v["perNodeNetworkPrefix"] = json!(14)),
-        ("spec.perNodeNetworkPrefix: -1", &|v| v["perNodeNetworkPrefix"] = json!(-1)),
+        ("spec.perNodeNetworkPrefix: 14…15 to 32", &|v| {
+            v["perNodeNetworkPrefix"] = json!(14)
+        }),
+        ("spec.perNodeNetworkPrefix: -1", &|v| {
+            v["perNodeNetworkPrefix"] = json!(-1)
+        }),
         ("spec.gatewayIndex:", &|v| v["gatewayIndex"] = json!(2)),
         ("spec.gatewayIndex: -1", &|v| v["gatewayIndex"] = json!(-1)),
         ("spec.routes:", &|v| v["gatewayIndex"] = json!(null)),
-        ("spec.routes[1].dst: \"x\"", &|v| v["routes"][1]["dst"] = json!("x")),
-        ("spec.routes[0].dst: fd00::/8", &|v| v["routes"][0]["dst"] = json!("fd00::/8")),
+        ("spec.routes[1].dst: \"x\"", &|v| {
+            v["routes"][1]["dst"] = json!("x")
+        }),
+        ("spec.routes[0].dst: fd00::/8", &|v| {
+            v["routes"][0]["dst"] = json!("fd00::/8")
+        }),
         ("staticAllocations[0].prefix: 172.16.1.61/31", &|v| {
             v["staticAllocations"][0]["prefix"] = json!("172.16.1.61/31");
         }),
-        ("[0].prefix: 10.0.0.0/31", &|v| v["staticAllocations"][0]["prefix"] = json!("10.0.0.0/31")),
-        ("[0].prefix: 172.16.1.60/30", &|v| v["staticAllocations"][0]["prefix"] = json!("172.16.1.60/30")),
-        ("[0].prefix: fd00::/31", &|v| v["staticAllocations"][0]["prefix"] = json!("fd00::/31")),
-        ("[0].gateway: 172.16.1.63", &|v| v["staticAllocations"][0]["gateway"] = json!("172.16.1.63")),
-        ("[0].gateway: \"x\"…IP", &|v| v["staticAllocations"][0]["gateway"] = json!("x")),
+        ("[0].prefix: 10.0.0.0/31", &|v| {
+            v["staticAllocations"][0]["prefix"] = json!("10.0.0.0/31")
+        }),
+        ("[0].prefix: 172.16.1.60/30", &|v| {
+            v["staticAllocations"][0]["prefix"] = json!("172.16.1.60/30")
+        }),
+        ("[0].prefix: fd00::/31", &|v| {
+            v["staticAllocations"][0]["prefix"] = json!("fd00::/31")
+        }),
+        ("[0].gateway: 172.16.1.63", &|v| {
+            v["staticAllocations"][0]["gateway"] = json!("172.16.1.63")
+        }),
+        ("[0].gateway: \"x\"…IP", &|v| {
+            v["staticAllocations"][0]["gateway"] = json!("x")
+        }),
         ("[1].nodeName:…worker-gpu-62", &|v| {
             v["staticAllocations"][1]["nodeName"] = json!("worker-gpu-62")
         }),
-        ("[2].prefix: 172.16.1.60/31", &|v| v["staticAllocations"][2]["prefix"] = json!("172.16.1.60/31")),
-        ("[0].nodeName: \"../x\"", &|v| v["staticAllocations"][0]["nodeName"] = json!("../x")),
+        ("[2].prefix: 172.16.1.60/31", &|v| {
+            v["staticAllocations"][2]["prefix"] = json!("172.16.1.60/31")
+        }),
+        ("[0].nodeName: \"../x\"", &|v| {
+            v["staticAllocations"][0]["nodeName"] = json!("../x")
+        }),
         ("exclusions[0]: endIP", &|v| {
             v["exclusions"] = json!([{"startIP": "172.16.0.9", "endIP": "172.16.0.8"}])
         }),
@@ -84,7 +121,10 @@ fn every_fault_is_told_with_its_place() {
     for (expected, change) in cases {
         let faults = plan(with(change)).unwrap_err();
         let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
-        assert!(faults.iter().any(|fault| golden::has(fault, expected)), "{expected}: {faults:?}");
+        assert!(
+            faults.iter().any(|fault| golden::has(fault, expected)),
+            "{expected}: {faults:?}"
+        );
         said.extend(faults);
     }
     golden::says("plugins", "a pool: faults", said.join("\n"));
@@ -94,13 +134,18 @@ fn every_fault_is_told_with_its_place() {
 fn a_fault_makes_no_second_one() {
     let told = |spec: Value, status: Value| -> Vec<String> {
         let status: Vec<Row> = serde_json::from_value(status).unwrap();
-        let faults =
-            serde_json::from_value::<Spec>(spec).unwrap().plan("spec", &status, Wanted::All).unwrap_err();
+        let faults = serde_json::from_value::<Spec>(spec)
+            .unwrap()
+            .plan("spec", &status, Wanted::All)
+            .unwrap_err();
         faults.iter().map(ToString::to_string).collect()
     };
     let twice = with(|v| v["staticAllocations"][1] = v["staticAllocations"][0].clone());
     let faults = told(twice, json!([]));
-    assert!(faults.len() == 1 && faults[0].starts_with("spec.staticAllocations[1]: "), "{faults:?}");
+    assert!(
+        faults.len() == 1 && faults[0].starts_with("spec.staticAllocations[1]: "),
+        "{faults:?}"
+    );
     for part in ["worker-gpu-62", "172.16.1.60/31", "staticAllocations[0]"] {
         assert!(faults[0].contains(part), "{part}: {faults:?}");
     }
@@ -112,9 +157,15 @@ fn a_fault_makes_no_second_one() {
 
 #[test]
 fn two_spellings_of_a_prefix_are_the_same_prefix() {
-    let faults = plan(json!({"cidr": "fd00::/64", "perNodeNetworkPrefix": 127, "staticAllocations": [
-        {"nodeName": "a", "prefix": "fd00::/127"}, {"nodeName": "b", "prefix": "fd00:0:0::/127"}]}));
-    assert!(faults.unwrap_err()[0].to_string().contains("staticAllocations[0]"));
+    let faults = plan(
+        json!({"cidr": "fd00::/64", "perNodeNetworkPrefix": 127, "staticAllocations": [
+        {"nodeName": "a", "prefix": "fd00::/127"}, {"nodeName": "b", "prefix": "fd00:0:0::/127"}]}),
+    );
+    assert!(
+        faults.unwrap_err()[0]
+            .to_string()
+            .contains("staticAllocations[0]")
+    );
 }
 
 #[test]
@@ -123,7 +174,11 @@ fn a_row_without_an_address_for_a_pod_is_refused() {
         v["perNodeExclusions"] = json!([{"startIndex": 1, "endIndex": 1}]);
         v["staticAllocations"][0]["gateway"] = json!("172.16.1.60");
     });
-    assert!(plan(swapped).unwrap_err()[0].to_string().contains("172.16.1.60/31"));
+    assert!(
+        plan(swapped).unwrap_err()[0]
+            .to_string()
+            .contains("172.16.1.60/31")
+    );
     let only = json!({"cidr": "10.0.0.0/24", "perNodeNetworkPrefix": 32,
         "staticAllocations": [{"nodeName": "a", "prefix": "10.0.0.1/32", "gateway": "10.0.0.1"}]});
     let fault = plan(only).unwrap_err()[0].to_string();
@@ -138,33 +193,54 @@ fn default_routes_are_left_out_with_a_warning() {
         v["defaultGateway"] = json!(true);
     }));
     let plan = plan.unwrap();
-    assert_eq!(plan.allocations["worker-gpu-62"].routes, [To { dst: "172.16.0.0/12".parse().unwrap() }]);
+    assert_eq!(
+        plan.allocations["worker-gpu-62"].routes,
+        [To {
+            dst: "172.16.0.0/12".parse().unwrap()
+        }]
+    );
     assert_eq!(plan.warnings.len(), 3);
 }
 
 #[test]
 fn exclusions_are_cut_to_the_node_and_merged() {
-    let plan = plan(json!({"cidr": "10.0.0.0/16", "perNodeNetworkPrefix": 24, "exclusions": [
+    let plan = plan(
+        json!({"cidr": "10.0.0.0/16", "perNodeNetworkPrefix": 24, "exclusions": [
         {"startIP": "10.0.0.0", "endIP": "10.0.1.9"}, {"startIP": "10.0.1.5", "endIP": "10.0.1.19"},
         {"startIP": "10.0.9.0", "endIP": "10.0.9.1"}],
         "perNodeExclusions": [{"startIndex": 20, "endIndex": 29}, {"startIndex": 200, "endIndex": 255}],
-        "staticAllocations": [{"nodeName": "a", "prefix": "10.0.1.0/24"}]}));
+        "staticAllocations": [{"nodeName": "a", "prefix": "10.0.1.0/24"}]}),
+    );
     let exclusions = &plan.unwrap().allocations["a"].exclusions;
-    let shown: Vec<_> = exclusions.iter().map(|range| format!("{}-{}", range.start, range.end)).collect();
+    let shown: Vec<_> = exclusions
+        .iter()
+        .map(|range| format!("{}-{}", range.start, range.end))
+        .collect();
     assert_eq!(shown, ["10.0.1.0-10.0.1.29", "10.0.1.200-10.0.1.255"]);
 }
 
 #[test]
 fn a_plan_has_the_allocations_that_are_wanted_and_the_faults_of_all_rows() {
     let plan = |change: &dyn Fn(&mut Value), wanted| {
-        serde_json::from_value::<Spec>(with(change)).unwrap().plan("spec", &[], wanted)
+        serde_json::from_value::<Spec>(with(change))
+            .unwrap()
+            .plan("spec", &[], wanted)
     };
     let all = plan(&|_| (), Wanted::All).unwrap().allocations;
-    let one = plan(&|_| (), Wanted::Node("worker-gpu-63")).unwrap().allocations;
-    assert_eq!(one.into_iter().collect::<Vec<_>>(), [all.into_iter().nth(1).unwrap()]);
+    let one = plan(&|_| (), Wanted::Node("worker-gpu-63"))
+        .unwrap()
+        .allocations;
+    assert_eq!(
+        one.into_iter().collect::<Vec<_>>(),
+        [all.into_iter().nth(1).unwrap()]
+    );
     for wanted in [Wanted::None, Wanted::Node("worker-gpu-6")] {
         assert!(plan(&|_| (), wanted).unwrap().allocations.is_empty());
-        let faults = plan(&|v| v["staticAllocations"][0]["prefix"] = json!("x"), wanted).unwrap_err();
+        let faults = plan(
+            &|v| v["staticAllocations"][0]["prefix"] = json!("x"),
+            wanted,
+        )
+        .unwrap_err();
         assert_eq!(faults.len(), 1, "{faults:?}");
     }
 }
@@ -175,13 +251,18 @@ fn what_nv_ipam_chose_by_itself_is_taken_from_the_status() {
     let spec = with(|v| v["gatewayIndex"] = json!(1));
     let spec: Spec = serde_json::from_value(spec).unwrap();
     let rows = |rows: Value| -> Vec<Row> { serde_json::from_value(rows).unwrap() };
-    let status = rows(json!([{"nodeName": "w", "prefix": "172.16.9.0/31", "gateway": "172.16.9.1"},
+    let status = rows(
+        json!([{"nodeName": "w", "prefix": "172.16.9.0/31", "gateway": "172.16.9.1"},
         {"nodeName": "worker-gpu-62", "prefix": "172.16.1.60/31", "gateway": "172.16.1.61"},
-        {"nodeName": "worker-gpu-63", "prefix": "172.16.7.0/31", "gateway": "172.16.7.1"}]));
+        {"nodeName": "worker-gpu-63", "prefix": "172.16.7.0/31", "gateway": "172.16.7.1"}]),
+    );
     let plan = spec.plan("spec", &status, Wanted::All).unwrap();
     assert_eq!(plan.allocations.len(), 3);
     assert_eq!(plan.allocations["w"].prefix.to_string(), "172.16.9.0/31");
-    assert_eq!(plan.allocations["worker-gpu-63"].prefix.to_string(), "172.16.1.62/31");
+    assert_eq!(
+        plan.allocations["worker-gpu-63"].prefix.to_string(),
+        "172.16.1.62/31"
+    );
     for bad in [
         json!([{"nodeName": "w", "prefix": "172.16.9.0/31", "gateway": "172.16.9.0"}]),
         json!([{"nodeName": "w", "prefix": "172.16.1.0/31", "gateway": "172.16.1.1"}]),
@@ -189,7 +270,10 @@ fn what_nv_ipam_chose_by_itself_is_taken_from_the_status() {
         json!([{"nodeName": "w", "prefix": "172.16.9.0/31", "gateway": "172.16.9.1"},
             {"nodeName": "w", "prefix": "172.16.9.2/31", "gateway": "172.16.9.3"}]),
     ] {
-        assert!(spec.plan("spec", &rows(bad.clone()), Wanted::All).is_err(), "{bad}");
+        assert!(
+            spec.plan("spec", &rows(bad.clone()), Wanted::All).is_err(),
+            "{bad}"
+        );
     }
 }
 

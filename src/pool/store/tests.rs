@@ -17,7 +17,11 @@ fn a_directory_that_is_replaced_while_it_is_read_is_read_again() {
         std::fs::create_dir(temp.path().join(name)).unwrap();
         for (pool, net) in [("a", "10.0"), ("b", "10.1")] {
             let text = format!(r#"{{"version":1,"prefix":"{net}.{turn}.0/31"}}"#);
-            std::fs::write(temp.path().join(name).join(pool).with_extension("json"), text).unwrap();
+            std::fs::write(
+                temp.path().join(name).join(pool).with_extension("json"),
+                text,
+            )
+            .unwrap();
         }
     };
     write("n", 1);
@@ -32,13 +36,20 @@ fn a_directory_that_is_replaced_while_it_is_read_is_read_again() {
                 std::fs::rename(temp.path().join("n"), temp.path().join("old")).unwrap();
                 std::fs::rename(temp.path().join("next"), temp.path().join("n")).unwrap();
                 std::fs::remove_dir_all(temp.path().join("old")).unwrap();
-                assert!(everything_in(folder)?.is_empty(), "the old directory is emptied");
+                assert!(
+                    everything_in(folder)?.is_empty(),
+                    "the old directory is emptied"
+                );
             }
             everything_in(folder)
         },
     );
-    let prefixes: Vec<_> =
-        found.unwrap().unwrap().into_values().map(|one| one.unwrap().unwrap().prefix.to_string()).collect();
+    let prefixes: Vec<_> = found
+        .unwrap()
+        .unwrap()
+        .into_values()
+        .map(|one| one.unwrap().unwrap().prefix.to_string())
+        .collect();
     assert_eq!(prefixes, ["10.0.2.0/31", "10.1.2.0/31"]);
 }
 
@@ -47,7 +58,12 @@ fn damage_is_told_and_never_read_as_nothing() {
     let good = r#"{"version":1,"prefix":"172.16.1.60/31","gateway":"172.16.1.61"}"#;
     assert!(parse(good.as_bytes()).is_ok());
     for cut in 0..good.len() {
-        assert!(parse(&good.as_bytes()[..cut]).unwrap_err().contains("line 1"), "{cut}");
+        assert!(
+            parse(&good.as_bytes()[..cut])
+                .unwrap_err()
+                .contains("line 1"),
+            "{cut}"
+        );
     }
     for (from, to, told) in [
         ("60/31", "61/31", "host bits"),
@@ -58,8 +74,16 @@ fn damage_is_told_and_never_read_as_nothing() {
         ("\"version\":1,", "", "version"),
         ("}", "} x", "trailing"),
         ("\"172.16.1.60/31\"", "7", "prefix: "),
-        ("}", ",\"routes\":[{\"dst\":\"0.0.0.0/0\"}]}", "default route"),
-        ("}", ",\"exclusions\":[{\"startIP\":\"::1\",\"endIP\":\"::2\"}]}", "exclusions[0]"),
+        (
+            "}",
+            ",\"routes\":[{\"dst\":\"0.0.0.0/0\"}]}",
+            "default route",
+        ),
+        (
+            "}",
+            ",\"exclusions\":[{\"startIP\":\"::1\",\"endIP\":\"::2\"}]}",
+            "exclusions[0]",
+        ),
     ] {
         let why = parse(good.replacen(from, to, 1).as_bytes()).unwrap_err();
         assert!(why.contains(told), "{told}: {why}");
@@ -69,16 +93,26 @@ fn damage_is_told_and_never_read_as_nothing() {
 #[test]
 fn a_near_miss_differs_in_case_or_domain() {
     let names = ["worker-1", "worker-10", "WORKER-1.example.com"];
-    assert_eq!(near_misses("Worker-1", names.into_iter()), ["WORKER-1.example.com", "worker-1"]);
+    assert_eq!(
+        near_misses("Worker-1", names.into_iter()),
+        ["WORKER-1.example.com", "worker-1"]
+    );
     assert!(near_misses("worker-2", names.into_iter()).is_empty());
-    assert_eq!(near_misses("worker-1", ["worker-1", "Worker-1"].into_iter()), ["Worker-1"]);
+    assert_eq!(
+        near_misses("worker-1", ["worker-1", "Worker-1"].into_iter()),
+        ["Worker-1"]
+    );
 }
 
 #[test]
 fn who_mistypes_a_name_sees_those_that_there_are() {
     let names: Vec<_> = (0..64).map(|node| format!("worker-gpu-{node}")).collect();
     let hint = |wanted: &str, count: usize| {
-        near_hint(wanted, names.iter().take(count).map(String::as_str), "the store")
+        near_hint(
+            wanted,
+            names.iter().take(count).map(String::as_str),
+            "the store",
+        )
     };
     let told = hint("worker-gpu-64", 64);
     assert!(
@@ -107,7 +141,11 @@ fn a_likely_name_is_of_a_known_domain_and_another_case() {
         ("gpu-1.b.example", "gpu-1.a.example"),
         ("gpu-1.B.example", "gpu-1.b.example"),
     ] {
-        assert!(likely(wanted).contains(expected), "{wanted}: {expected}: {:?}", likely(wanted));
+        assert!(
+            likely(wanted).contains(expected),
+            "{wanted}: {expected}: {:?}",
+            likely(wanted)
+        );
         assert!(!likely(wanted).contains(wanted));
     }
     assert!(likely("é").len() < 10 && likely("").len() < 10);
@@ -124,7 +162,10 @@ proptest! {
 #[test]
 fn only_version_2_has_a_gateway_outside_of_the_prefix() {
     let of = |version: u32, prefix: &str, gateway: &str| {
-        parse(format!(r#"{{"version":{version},"prefix":"{prefix}","gateway":"{gateway}"}}"#).as_bytes())
+        parse(
+            format!(r#"{{"version":{version},"prefix":"{prefix}","gateway":"{gateway}"}}"#)
+                .as_bytes(),
+        )
     };
     for (prefix, gateway) in [
         ("10.0.0.1/32", "10.255.0.1"),
@@ -132,8 +173,15 @@ fn only_version_2_has_a_gateway_outside_of_the_prefix() {
         ("fd00::1/128", "fe80::1"),
         ("fd00::1/128", "fd00::2"),
     ] {
-        assert_eq!(of(2, prefix, gateway).unwrap().gateway, gateway.parse().ok(), "{prefix} {gateway}");
-        assert!(of(1, prefix, gateway).unwrap_err().contains(gateway), "{prefix} {gateway}");
+        assert_eq!(
+            of(2, prefix, gateway).unwrap().gateway,
+            gateway.parse().ok(),
+            "{prefix} {gateway}"
+        );
+        assert!(
+            of(1, prefix, gateway).unwrap_err().contains(gateway),
+            "{prefix} {gateway}"
+        );
     }
     for (prefix, gateway, why) in [
         ("10.0.0.0/31", "10.0.0.2", "10.0.0.0/31"),

@@ -14,7 +14,9 @@ fn stdin_is_one_json_object() {
         let trailing = format!("{whole} x");
         let twice = format!("{whole}{whole}");
         for verb in VERBS {
-            for text in ["", " ", "{", "[]", "null", "7", "\"x\"", cut, &trailing, &twice] {
+            for text in [
+                "", " ", "{", "[]", "null", "7", "\"x\"", cut, &trailing, &twice,
+            ] {
                 bench.call(verb).run_with(text.as_bytes()).error(6);
             }
             bench.call(verb).run_with(b"{\"name\":\"\xff\"}").error(6);
@@ -29,15 +31,29 @@ fn a_network_has_a_name_that_is_an_identifier() {
     for_both("configuration::name", |bench| {
         for verb in VERBS {
             for none in [json!(null), json!("")] {
-                let error = bench.call(verb).run(&with(config(), json!({ "name": none }))).error(7);
-                golden::says("plugins", "a network without a name", error["msg"].as_str().unwrap());
+                let error = bench
+                    .call(verb)
+                    .run(&with(config(), json!({ "name": none })))
+                    .error(7);
+                golden::says(
+                    "plugins",
+                    "a network without a name",
+                    error["msg"].as_str().unwrap(),
+                );
             }
             let mut unnamed = config();
             unnamed.as_object_mut().unwrap().remove("name");
             let error = bench.call(verb).run(&unnamed).error(7);
-            golden::says("plugins", "a network without a name", error["msg"].as_str().unwrap());
+            golden::says(
+                "plugins",
+                "a network without a name",
+                error["msg"].as_str().unwrap(),
+            );
             for bad in ["-a", "a b", "a/b", "../a", "a\n", "a\u{0}", "é"] {
-                let error = bench.call(verb).run(&with(config(), json!({ "name": bad }))).error(7);
+                let error = bench
+                    .call(verb)
+                    .run(&with(config(), json!({ "name": bad })))
+                    .error(7);
                 golden::says(
                     "plugins",
                     "a name of a network that is not valid",
@@ -56,18 +72,34 @@ fn a_version_is_one_of_ours_or_absent() {
     for_both("configuration::version", |bench| {
         for verb in ["ADD", "CHECK", "STATUS", "GC"] {
             for bad in [json!(1), json!(1.1), json!([]), json!({}), json!(true)] {
-                bench.call(verb).run(&with(config(), json!({ "cniVersion": bad }))).error(6);
+                bench
+                    .call(verb)
+                    .run(&with(config(), json!({ "cniVersion": bad })))
+                    .error(6);
             }
             for other in ["0.5.0", "1.2.0", "2.0.0", "0.0.1"] {
-                let error = bench.call(verb).run(&with(config(), json!({ "cniVersion": other }))).error(1);
-                golden::says("plugins", "another cniVersion", error["msg"].as_str().unwrap());
+                let error = bench
+                    .call(verb)
+                    .run(&with(config(), json!({ "cniVersion": other })))
+                    .error(1);
+                golden::says(
+                    "plugins",
+                    "another cniVersion",
+                    error["msg"].as_str().unwrap(),
+                );
                 let details = error["details"].as_str().unwrap();
-                assert!(details.contains(other) && details.contains("0.3.1"), "{details}");
+                assert!(
+                    details.contains(other) && details.contains("0.3.1"),
+                    "{details}"
+                );
             }
         }
         for absent in [json!(null), json!("")] {
             let config = with(config(), json!({ "cniVersion": absent }));
-            assert_eq!(bench.call("ADD").run(&config).ok().json()["cniVersion"], "0.1.0");
+            assert_eq!(
+                bench.call("ADD").run(&config).ok().json()["cniVersion"],
+                "0.1.0"
+            );
             bench.call("DEL").run(&config).ok();
         }
     });
@@ -80,21 +112,30 @@ fn a_verb_needs_the_version_that_brought_it() {
         let old = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0"];
         for (verb, versions) in [("CHECK", &old[..4]), ("STATUS", &old), ("GC", &old)] {
             for version in versions {
-                let error = bench.call(verb).run(&with(config(), json!({ "cniVersion": version }))).error(1);
-                assert!(error["msg"].as_str().unwrap().contains(verb), "{version}: {error}");
+                let error = bench
+                    .call(verb)
+                    .run(&with(config(), json!({ "cniVersion": version })))
+                    .error(1);
+                assert!(
+                    error["msg"].as_str().unwrap().contains(verb),
+                    "{version}: {error}"
+                );
             }
             let mut absent = config();
             absent.as_object_mut().unwrap().remove("cniVersion");
             bench.call(verb).run(&absent).error(1);
             for bad in ["x", "1", "1.1", "1.1.0.0", "v1.1.0"] {
-                bench.call(verb).run(&with(config(), json!({ "cniVersion": bad }))).error(6);
+                bench
+                    .call(verb)
+                    .run(&with(config(), json!({ "cniVersion": bad })))
+                    .error(6);
             }
         }
     });
 }
 
-/// tests/contract-items, items 35, 37, 38, 40: what runtimes and Multus add. libcni leaves `capabilities` in,
-/// which section 3 of the specification has it remove.
+/// tests/contract-items, items 35, 37, 38, 40: what runtimes and Multus add. libcni leaves
+/// `capabilities` in, which section 3 of the specification has it remove.
 #[test]
 fn keys_that_are_not_ours_do_no_harm() {
     for_both("configuration::unknown", |bench| {
@@ -121,7 +162,9 @@ fn keys_that_are_not_ours_do_no_harm() {
 /// tests/contract-items, item 36: go-cni writes its capabilities in capitals, and null for none.
 #[test]
 fn runtime_config_is_read_in_any_letter_case_and_null_is_absent() {
-    let Some(bench) = Bench::cni("configuration::case") else { return };
+    let Some(bench) = Bench::cni("configuration::case") else {
+        return;
+    };
     let mac = "02:00:00:00:00:77";
     for (runtime, expected) in [
         (
@@ -132,29 +175,42 @@ fn runtime_config_is_read_in_any_letter_case_and_null_is_absent() {
             json!({"Mac": mac, "ips": [], "DeviceID": null, "InfinibandGUID": null, "CNIDeviceInfoFile": null}),
             mac,
         ),
-        (json!({"mac": mac, "DEVICEID": "", "infinibandGUID": "", "CNIDeviceInfoFile": ""}), mac),
+        (
+            json!({"mac": mac, "DEVICEID": "", "infinibandGUID": "", "CNIDeviceInfoFile": ""}),
+            mac,
+        ),
     ] {
         let config = with(config(), json!({ "runtimeConfig": runtime }));
         let added = bench.call("ADD").run(&config).ok().json();
         assert_eq!(added["interfaces"][0]["mac"], expected, "{runtime}");
         bench.call("DEL").run(&config).ok();
     }
-    for null in ["runtimeConfig", "args", "capabilities", "dns", "prevResult", "mac", "routes", "sysctl"] {
+    for null in [
+        "runtimeConfig",
+        "args",
+        "capabilities",
+        "dns",
+        "prevResult",
+        "mac",
+        "routes",
+        "sysctl",
+    ] {
         let config = with(config(), json!({ null: Value::Null }));
         bench.call("ADD").run(&config).ok();
         bench.call("DEL").run(&config).ok();
     }
 }
 
-/// tests/contract-items, item 36: Go's plugins take any letter case everywhere. Of `"Vlan"` that is ignored nobody
-/// would hear.
+/// tests/contract-items, item 36: Go's plugins take any letter case everywhere. Of `"Vlan"` that is
+/// ignored nobody would hear.
 #[test]
 fn keys_in_another_letter_case_mean_the_same() {
     for_both("configuration::keys", |bench| {
         let in_capitals = |config: &Value| -> Value {
             let upper = |map: &Value| -> Value {
                 let map = map.as_object().unwrap().iter();
-                map.map(|(key, value)| (key.to_uppercase(), value.clone())).collect()
+                map.map(|(key, value)| (key.to_uppercase(), value.clone()))
+                    .collect()
             };
             with(upper(config), json!({"IPAM": upper(&config["ipam"])}))
         };
@@ -194,7 +250,10 @@ fn a_key_that_stands_twice_is_refused_and_del_takes_the_last() {
             (r#""name": "rail-0""#.to_owned(), "name"),
             (r#""unheard": 1, "unheard": 1"#.to_owned(), "unheard"),
             (r#""CNIVersion": "1.1.0""#.to_owned(), "cniVersion"),
-            (r#""args": {"cni": {"ips": [], "IPs": []}}"#.to_owned(), "args.cni.ips"),
+            (
+                r#""args": {"cni": {"ips": [], "IPs": []}}"#.to_owned(),
+                "args.cni.ips",
+            ),
         ];
         if bench.program == "rail-cni" {
             twice.push((r#""MTU": 9000"#.to_owned(), "mtu"));
@@ -208,7 +267,10 @@ fn a_key_that_stands_twice_is_refused_and_del_takes_the_last() {
         }
         for (text, key) in twice {
             for verb in ["ADD", "CHECK", "STATUS", "GC"] {
-                let error = bench.call(verb).run_with(with_text(&text).as_bytes()).error(7);
+                let error = bench
+                    .call(verb)
+                    .run_with(with_text(&text).as_bytes())
+                    .error(7);
                 let msg = error["msg"].as_str().unwrap();
                 assert!(msg.contains(&format!("{key}: ")), "{verb} {text}: {msg}");
             }
@@ -230,12 +292,27 @@ fn a_key_that_stands_twice_is_refused_and_del_takes_the_last() {
 fn depth_is_refused_with_its_key_and_del_does_not_care() {
     for_both("configuration::depth", |bench| {
         let before = bench.host.snapshot();
-        for key in ["unheard", "args", "runtimeConfig", "prevResult", "ipam", "dns", "routes", "mtu"] {
+        for key in [
+            "unheard",
+            "args",
+            "runtimeConfig",
+            "prevResult",
+            "ipam",
+            "dns",
+            "routes",
+            "mtu",
+        ] {
             let deep = with(config(), json!({ key: "DEEP" })).to_string();
-            let deep = deep.replace("\"DEEP\"", &format!("{}{}", "[".repeat(5000), "]".repeat(5000)));
+            let deep = deep.replace(
+                "\"DEEP\"",
+                &format!("{}{}", "[".repeat(5000), "]".repeat(5000)),
+            );
             for verb in ["ADD", "CHECK", "STATUS", "GC"] {
                 let error = bench.call(verb).run_with(deep.as_bytes()).error(7);
-                assert!(error["msg"].as_str().unwrap().contains(&format!("{key}: ")), "{verb}: {error}");
+                assert!(
+                    error["msg"].as_str().unwrap().contains(&format!("{key}: ")),
+                    "{verb}: {error}"
+                );
                 assert_eq!(error["cniVersion"], "1.1.0");
             }
             bench.call("DEL").run_with(deep.as_bytes()).ok();
@@ -249,12 +326,16 @@ fn depth_is_refused_with_its_key_and_del_does_not_care() {
 /// tests/contract-items, item 39: a name, not a path. DEL gives back all the same.
 #[test]
 fn the_type_of_the_ipam_is_no_path() {
-    let Some(bench) = Bench::cni("configuration::ipam") else { return };
+    let Some(bench) = Bench::cni("configuration::ipam") else {
+        return;
+    };
     bench.host.add_plugin("sub", "touch $0.called; exit 1");
     let before = bench.host.snapshot();
     for bad in ["../bin/sub", "/bin/sh", "./sub", "a\u{0}b", "..", "."] {
-        let config =
-            with(config(), json!({"ipam": {"type": bad}, "prevResult": {"cniVersion": "1.1.0", "ips": []}}));
+        let config = with(
+            config(),
+            json!({"ipam": {"type": bad}, "prevResult": {"cniVersion": "1.1.0", "ips": []}}),
+        );
         for verb in ["ADD", "CHECK", "STATUS", "GC"] {
             bench.call(verb).run(&config).error(7);
         }
@@ -268,7 +349,9 @@ fn the_type_of_the_ipam_is_no_path() {
 /// tests/contract-items, item 37: integers as Go prints them, and never half of one.
 #[test]
 fn numbers_are_integers_in_range() {
-    let Some(bench) = Bench::cni("configuration::numbers") else { return };
+    let Some(bench) = Bench::cni("configuration::numbers") else {
+        return;
+    };
     let before = bench.host.snapshot();
     for (key, value) in [
         ("mtu", json!("9000")),
@@ -283,7 +366,10 @@ fn numbers_are_integers_in_range() {
         ("rail", json!(128)),
         ("rail", json!("0")),
     ] {
-        let error = bench.call("ADD").run(&with(config(), json!({ key: value }))).error(7);
+        let error = bench
+            .call("ADD")
+            .run(&with(config(), json!({ key: value })))
+            .error(7);
         assert!(error["msg"].as_str().unwrap().contains(key), "{error}");
         assert_eq!(bench.host.snapshot(), before);
     }
@@ -305,11 +391,17 @@ fn del_judges_no_policy() {
         ] {
             bench.call("ADD").run(&config()).ok();
             bench.call("DEL").run(&with(config(), changed.clone())).ok();
-            assert_eq!(bench.host.leases().len() + bench.host.records().len(), 0, "{changed}");
+            assert_eq!(
+                bench.host.leases().len() + bench.host.records().len(),
+                0,
+                "{changed}"
+            );
         }
-        for policy in
-            [json!({"policy": {"rails": [5]}}), json!({"policy": 7}), json!({"rails": "x", "unknown": 1})]
-        {
+        for policy in [
+            json!({"policy": {"rails": [5]}}),
+            json!({"policy": 7}),
+            json!({"rails": "x", "unknown": 1}),
+        ] {
             bench.call("ADD").run(&config()).ok();
             bench.host.set_node(policy.clone());
             bench.call("DEL").run(&config()).ok();

@@ -1,4 +1,5 @@
-//! `railctl check`: every difference between what ADD made and what is, of every pod, and the cables.
+//! `railctl check`: every difference between what ADD made and what is, of every pod, and the
+//! cables.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,11 +9,13 @@ use serde_json::{Value, json};
 use super::{files, run, two_rails};
 use crate::harness::{Host, pf_address, rail, vf_address};
 
-/// Two rails of one pod, `net1` and `net2`, on a leaf that answers as Cumulus Linux does, with its ports in the store.
+/// Two rails of one pod, `net1` and `net2`, on a leaf that answers as Cumulus Linux does, with its
+/// ports in the store.
 fn attached(test: &str) -> Option<(Host, PathBuf)> {
     let host = two_rails(test)?;
     let leaf = Path::new("/run/netns").join(host.leaf());
-    host.run_in(&leaf, "sysctl -qw net.ipv4.conf.all.arp_ignore=1").ok();
+    host.run_in(&leaf, "sysctl -qw net.ipv4.conf.all.arp_ignore=1")
+        .ok();
     let of_pool = |rail: u8| {
         json!({"gateway": format!("172.{}.0.1", 16 + 2 * rail),
             "ports": [{"leaf": format!("leaf-su0-r{rail}"), "port": "swp2"}]})
@@ -20,8 +23,14 @@ fn attached(test: &str) -> Option<(Host, PathBuf)> {
     let leaf_ports = json!({"rail-0": of_pool(0), "rail-1": of_pool(1)});
     std::fs::write(host.path("store/node-1/leaf-ports"), leaf_ports.to_string()).unwrap();
     let pod = host.add_netns("pod");
-    host.call("ADD", "c1", &pod).ifname("net1").run(&rail(0)).ok();
-    host.call("ADD", "c1", &pod).ifname("net2").run(&rail(1)).ok();
+    host.call("ADD", "c1", &pod)
+        .ifname("net1")
+        .run(&rail(0))
+        .ok();
+    host.call("ADD", "c1", &pod)
+        .ifname("net2")
+        .run(&rail(1))
+        .ok();
     Some((host, pod))
 }
 
@@ -33,28 +42,37 @@ fn differences(host: &Host) -> Vec<String> {
     let mut all = Vec::new();
     for one in json["attachments"].as_array().unwrap() {
         let differences = one["differences"].as_array().unwrap().iter();
-        all.extend(
-            differences
-                .map(|what| format!("{}: {}", one["ifname"].as_str().unwrap(), what.as_str().unwrap())),
-        );
+        all.extend(differences.map(|what| {
+            format!(
+                "{}: {}",
+                one["ifname"].as_str().unwrap(),
+                what.as_str().unwrap()
+            )
+        }));
     }
     assert_eq!(ran.status, i32::from(!all.is_empty()), "{json}");
     all
 }
 
-/// What could be seen of a change in the pod; a link that is just coming up changes its own IPv6 by itself.
+/// What could be seen of a change in the pod; a link that is just coming up changes its own IPv6 by
+/// itself.
 fn state_of(host: &Host, pod: &Path) -> String {
     let neighbours = host.ip_in(pod, "-4 neigh show nud all");
-    let mut neighbours: Vec<_> =
-        neighbours.lines().map(|line| line.split(' ').take(3).collect::<Vec<_>>().join(" ")).collect();
+    let mut neighbours: Vec<_> = neighbours
+        .lines()
+        .map(|line| line.split(' ').take(3).collect::<Vec<_>>().join(" "))
+        .collect();
     neighbours.sort();
-    let shown = ["-4 -o addr show", "-4 route show table all", "rule show"].map(|what| host.ip_in(pod, what));
+    let shown = ["-4 -o addr show", "-4 route show table all", "rule show"]
+        .map(|what| host.ip_in(pod, what));
     shown.join("\n") + &neighbours.join("\n")
 }
 
 #[test]
 fn nothing_differs_right_after_add_and_nothing_is_changed() {
-    let Some((host, pod)) = attached("check::well") else { return };
+    let Some((host, pod)) = attached("check::well") else {
+        return;
+    };
     assert_eq!(differences(&host), Vec::<String>::new());
     let before = (state_of(&host, &pod), files(host.dir.path()));
     let shown = run(&host, &["check"]).ok().stdout;
@@ -66,11 +84,21 @@ fn nothing_differs_right_after_add_and_nothing_is_changed() {
 
 #[test]
 fn every_difference_is_told_of_the_interface_that_has_it() {
-    let Some((host, pod)) = attached("check::differences") else { return };
+    let Some((host, pod)) = attached("check::differences") else {
+        return;
+    };
     let mut said = Vec::new();
     for (change, back, told) in [
-        ("link set net1 name rdma0", "link set rdma0 name net1", "net1: …rdma0"),
-        ("link set net2 mtu 1500", "link set net2 mtu 9000", "net2: …1500…9000"),
+        (
+            "link set net1 name rdma0",
+            "link set rdma0 name net1",
+            "net1: …rdma0",
+        ),
+        (
+            "link set net2 mtu 1500",
+            "link set net2 mtu 9000",
+            "net2: …1500…9000",
+        ),
         (
             "route del 172.16.0.0/12 via 172.18.0.1 table 101",
             "route add 172.16.0.0/12 via 172.18.0.1 table 101 metric 1001",
@@ -89,7 +117,10 @@ fn every_difference_is_told_of_the_interface_that_has_it() {
     ] {
         host.ip_in(&pod, change);
         let found = differences(&host);
-        assert!(found.len() == 1 && golden::has(&found[0], told), "{change}: {found:?}");
+        assert!(
+            found.len() == 1 && golden::has(&found[0], told),
+            "{change}: {found:?}"
+        );
         said.extend(found);
         host.ip_in(&pod, back);
         assert_eq!(differences(&host), Vec::<String>::new(), "{back}");
@@ -97,17 +128,32 @@ fn every_difference_is_told_of_the_interface_that_has_it() {
     golden::says("railctl", "check: differences", said.join("\n"));
     host.ip_in(&pod, "addr del 172.16.0.0/31 dev net1");
     let told = differences(&host);
-    assert!(told.iter().any(|one| golden::has(one, "net1: …address 172.16.0.0/31")), "{told:?}");
-    assert!(told.iter().all(|line| line.starts_with("net1: ")), "{told:?}");
+    assert!(
+        told.iter()
+            .any(|one| golden::has(one, "net1: …address 172.16.0.0/31")),
+        "{told:?}"
+    );
+    assert!(
+        told.iter().all(|line| line.starts_with("net1: ")),
+        "{told:?}"
+    );
     let table = run(&host, &["check"]).stdout;
-    let row: Vec<_> = table.lines().nth(1).unwrap().split_whitespace().take(4).collect();
+    let row: Vec<_> = table
+        .lines()
+        .nth(1)
+        .unwrap()
+        .split_whitespace()
+        .take(4)
+        .collect();
     assert_eq!(row, ["default/pod", "net1", "0", &vf_address(0)], "{table}");
 }
 
 /// No network asked for a probe: the gateways are those of the routes.
 #[test]
 fn cables_that_were_swapped_under_a_running_pod_are_found_and_told_apart() {
-    let Some((host, pod)) = attached("check::cables") else { return };
+    let Some((host, pod)) = attached("check::cables") else {
+        return;
+    };
     host.swap_cables(true);
     let before = state_of(&host, &pod);
     let told = differences(&host);
@@ -122,7 +168,11 @@ fn cables_that_were_swapped_under_a_running_pod_are_found_and_told_apart() {
     };
     let lines = [line("net1", 0), line("net2", 1)];
     assert!(
-        told.len() == 2 && told.iter().zip(&lines).all(|(told, facts)| golden::has(told, facts)),
+        told.len() == 2
+            && told
+                .iter()
+                .zip(&lines)
+                .all(|(told, facts)| golden::has(told, facts)),
         "{told:?}"
     );
     golden::says("railctl", "check: swapped cables", told.join("\n"));
@@ -136,12 +186,17 @@ fn cables_that_were_swapped_under_a_running_pod_are_found_and_told_apart() {
     golden::says("railctl", "check: a silent gateway", &told);
     host.ip(&format!("-n {leaf} link set leaf0 down"));
     let told = differences(&host).join("\n");
-    assert!(told.contains("net1 (0000:01:10.0 of PF 0000:01:00.0)"), "{told}");
+    assert!(
+        told.contains("net1 (0000:01:10.0 of PF 0000:01:00.0)"),
+        "{told}"
+    );
 }
 
 #[test]
 fn a_pod_that_is_gone_and_an_address_that_nobody_guards_differ() {
-    let Some((host, pod)) = attached("check::gone") else { return };
+    let Some((host, pod)) = attached("check::gone") else {
+        return;
+    };
     for lease in host.leases() {
         std::fs::remove_file(lease).unwrap();
     }
@@ -151,12 +206,19 @@ fn a_pod_that_is_gone_and_an_address_that_nobody_guards_differ() {
     host.ip_in(&pod, "link del net2");
     host.hand_back(&pod, "net1");
     let told = differences(&host);
-    assert!(told.iter().any(|one| golden::has(one, "net1: …`railctl reap`")), "{told:?}");
+    assert!(
+        told.iter()
+            .any(|one| golden::has(one, "net1: …`railctl reap`")),
+        "{told:?}"
+    );
     run(&host, &["reap"]);
     let record = host.path("run/attachments/x:net1:y.json");
     std::fs::write(&record, "{").unwrap();
     let ran = run(&host, &["check"]);
-    assert!(ran.status == 1 && ran.stdout.contains("`railctl reap --forget x:net1:y.json`"), "{ran:?}");
+    assert!(
+        ran.status == 1 && ran.stdout.contains("`railctl reap --forget x:net1:y.json`"),
+        "{ran:?}"
+    );
     std::fs::remove_file(record).unwrap();
     assert_eq!(differences(&host), Vec::<String>::new());
 }
@@ -164,7 +226,9 @@ fn a_pod_that_is_gone_and_an_address_that_nobody_guards_differ() {
 /// A plan that was changed under a running pod.
 #[test]
 fn an_address_that_the_plan_does_not_give_any_more_differs() {
-    let Some((host, _)) = attached("check::plan") else { return };
+    let Some((host, _)) = attached("check::plan") else {
+        return;
+    };
     host.plan("rail-0", "172.16.0.8/31", "172.16.0.9", &[]);
     let told = differences(&host);
     golden::says("railctl", "check: another plan", told.join("\n"));
@@ -174,10 +238,13 @@ fn an_address_that_the_plan_does_not_give_any_more_differs() {
     );
 }
 
-/// Multus moves the default route where a pod asks for it, and a chained plugin the MAC: the runtime's file says so.
+/// Multus moves the default route where a pod asks for it, and a chained plugin the MAC: the
+/// runtime's file says so.
 #[test]
 fn what_later_plugins_said_in_the_result_is_no_difference() {
-    let Some((host, pod)) = attached("check::results") else { return };
+    let Some((host, pod)) = attached("check::results") else {
+        return;
+    };
     host.ip_in(&pod, "route add default via 172.16.0.1 dev net1");
     let cached = json!({"kind": "cniCacheV1", "result": {"cniVersion": "1.0.0",
         "interfaces": [{"name": "net1", "sandbox": pod}],
@@ -188,7 +255,9 @@ fn what_later_plugins_said_in_the_result_is_no_difference() {
             crate::harness::railctl().display()
         );
         let mut command = Command::new("unshare");
-        command.args(["-m", "sh", "-c", &script]).env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
+        command
+            .args(["-m", "sh", "-c", &script])
+            .env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
         let ran: crate::harness::Ran = command.output().unwrap().into();
         ran.json()["attachments"][0]["differences"].clone()
     };
@@ -206,10 +275,16 @@ fn what_later_plugins_said_in_the_result_is_no_difference() {
 /// As `vrf` behind rail-cni leaves it; a bridge stands for the VRF, which not every kernel has.
 #[test]
 fn a_master_that_took_the_routes_is_named() {
-    let Some((host, pod)) = attached("check::master") else { return };
+    let Some((host, pod)) = attached("check::master") else {
+        return;
+    };
     host.ip_in(&pod, "link add blue type bridge");
     host.ip_in(&pod, "link set net1 master blue");
-    let is_told = || differences(&host).iter().any(|line| line.starts_with("net1: blue"));
+    let is_told = || {
+        differences(&host)
+            .iter()
+            .any(|line| line.starts_with("net1: blue"))
+    };
     assert!(!is_told());
     host.ip_in(&pod, "route flush table 100");
     assert!(is_told(), "{:?}", differences(&host));

@@ -14,15 +14,30 @@ fn doctor(host: &Host) -> Value {
     let ran = run(host, &["doctor", "--output", "json"]);
     assert_eq!(ran.stderr, "");
     let json = ran.json();
-    assert_eq!(ran.status, if json["ready"] == true { 0 } else { 1 }, "{json}");
+    assert_eq!(
+        ran.status,
+        if json["ready"] == true { 0 } else { 1 },
+        "{json}"
+    );
     json
 }
 
 /// The verdicts of a check, with their texts and remedies.
 fn lines(json: &Value, check: &str) -> Vec<(String, String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let all = json["checks"].as_array().unwrap().iter().filter(|one| one["check"] == check);
-    all.map(|one| (text(&one["verdict"]), text(&one["text"]), text(&one["remedy"]))).collect()
+    let all = json["checks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|one| one["check"] == check);
+    all.map(|one| {
+        (
+            text(&one["verdict"]),
+            text(&one["text"]),
+            text(&one["remedy"]),
+        )
+    })
+    .collect()
 }
 
 /// The host has the fault now: `check` says `verdict`, with these facts in its text and its remedy.
@@ -34,8 +49,14 @@ fn finds(host: &Host, check: &str, verdict: &str, facts: &str) {
         let shown = format!("{text} -> {remedy}");
         (found == verdict && golden::has(&shown, facts)).then_some(shown)
     });
-    let Some(found) = found else { panic!("{check} {verdict} {facts:?}: {lines:#?}") };
-    golden::says("doctor", &format!("{check}: {}", host.steady(facts)), host.steady(&found));
+    let Some(found) = found else {
+        panic!("{check} {verdict} {facts:?}: {lines:#?}")
+    };
+    golden::says(
+        "doctor",
+        &format!("{check}: {}", host.steady(facts)),
+        host.steady(&found),
+    );
 }
 
 /// Nothing is wrong with the rails of the host: what differs from a real node is the fixture's.
@@ -44,17 +65,30 @@ fn is_well(host: &Host) {
     let json = doctor(host);
     for check in json["checks"].as_array().unwrap() {
         let name = check["check"].as_str().unwrap();
-        let of_the_fixture =
-            ["namespace", "move", "programs", "rdma", "roce-trust", "routes", "runtime", "net.d"]
-                .contains(&name)
-                || (name == "run" && check["text"].as_str().unwrap().contains("tmpfs"));
-        assert!(check["verdict"] == "ok" || (of_the_fixture && check["verdict"] != "fail"), "{check}");
+        let of_the_fixture = [
+            "namespace",
+            "move",
+            "programs",
+            "rdma",
+            "roce-trust",
+            "routes",
+            "runtime",
+            "net.d",
+        ]
+        .contains(&name)
+            || (name == "run" && check["text"].as_str().unwrap().contains("tmpfs"));
+        assert!(
+            check["verdict"] == "ok" || (of_the_fixture && check["verdict"] != "fail"),
+            "{check}"
+        );
     }
 }
 
 #[test]
 fn a_node_that_is_ready() {
-    let Some(host) = two_rails("doctor::ready") else { return };
+    let Some(host) = two_rails("doctor::ready") else {
+        return;
+    };
     is_well(&host);
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
@@ -64,14 +98,22 @@ fn a_node_that_is_ready() {
 
     let table = run(&host, &["doctor"]).ok().stdout;
     assert!(table.contains("\nok    pf-link     2 PFs"), "{table}");
-    assert!(table.contains("\nok    pools       node node-1 "), "{table}");
-    assert!(table.lines().last().unwrap().starts_with("ready: "), "{table}");
+    assert!(
+        table.contains("\nok    pools       node node-1 "),
+        "{table}"
+    );
+    assert!(
+        table.lines().last().unwrap().starts_with("ready: "),
+        "{table}"
+    );
     assert!(!table.contains('\x1b'), "no colours in a pipe: {table:?}");
 }
 
 #[test]
 fn a_fresh_node_is_not_ready_and_nothing_is_made() {
-    let Some(host) = Host::new("doctor::fresh") else { return };
+    let Some(host) = Host::new("doctor::fresh") else {
+        return;
+    };
     finds(&host, "pools", "fail", "node node-1 ");
     finds(&host, "pf", "skip", "SR-IOV");
     assert!(!host.path("run").exists() && !host.path("store").exists());
@@ -79,7 +121,9 @@ fn a_fresh_node_is_not_ready_and_nothing_is_made() {
 
 #[test]
 fn faults_of_a_pf() {
-    let Some(host) = two_rails("doctor::pf") else { return };
+    let Some(host) = two_rails("doctor::pf") else {
+        return;
+    };
     let pf = host.path("sys/devices").join(pf_address(1));
 
     host.ip("link set pf1 down");
@@ -102,7 +146,11 @@ fn faults_of_a_pf() {
 
     fs::remove_file(pf.join("driver")).unwrap();
     finds(&host, "pf", "fail", "drivers_probe");
-    symlink(host.path("sys/bus/pci/drivers/mlx5_core"), pf.join("driver")).unwrap();
+    symlink(
+        host.path("sys/bus/pci/drivers/mlx5_core"),
+        pf.join("driver"),
+    )
+    .unwrap();
     is_well(&host);
 
     fs::remove_file(host.path("sys/bus/pci/devices").join(pf_address(1))).unwrap();
@@ -111,16 +159,27 @@ fn faults_of_a_pf() {
 
 #[test]
 fn faults_of_vfs() {
-    let Some(host) = two_rails("doctor::vfs") else { return };
+    let Some(host) = two_rails("doctor::vfs") else {
+        return;
+    };
     let at = |path: &str| host.path("sys/devices").join(path);
     let (pf, vf) = (at(&pf_address(0)), at(&vf_address(0)));
 
     fs::remove_file(vf.join("driver")).unwrap();
     finds(&host, "vfs", "fail", "rail 0: …1 of 1 VF");
-    symlink(host.path("sys/bus/pci/drivers/mlx5_core"), vf.join("driver")).unwrap();
+    symlink(
+        host.path("sys/bus/pci/drivers/mlx5_core"),
+        vf.join("driver"),
+    )
+    .unwrap();
 
     fs::remove_file(pf.join("virtfn0")).unwrap();
-    finds(&host, "vfs", "fail", "sys/bus/pci/devices/0000:01:00.0/sriov_numvfs`");
+    finds(
+        &host,
+        "vfs",
+        "fail",
+        "sys/bus/pci/devices/0000:01:00.0/sriov_numvfs`",
+    );
     symlink(format!("../{}", vf_address(0)), pf.join("virtfn0")).unwrap();
 
     host.ip("addr add 192.0.2.1/24 dev vf0");
@@ -135,7 +194,12 @@ fn faults_of_vfs() {
     }
     finds(&host, "vfs", "ok", "PFs");
     host.ip("addr add 192.0.2.1/24 dev pf0");
-    finds(&host, "host-use", "fail", "PF 0000:01:00.0 (pf0) …192.0.2.1/24");
+    finds(
+        &host,
+        "host-use",
+        "fail",
+        "PF 0000:01:00.0 (pf0) …192.0.2.1/24",
+    );
     host.ip("addr del 192.0.2.1/24 dev pf0");
     // A DEL leaves them as they were, and the ADD sets their MTU.
     host.ip("link set pf0 mtu 1500 down");
@@ -143,7 +207,11 @@ fn faults_of_vfs() {
     assert_eq!(run(&host, &["status"]).ok().status, 0);
     host.ip("link set pf0 mtu 9216 up");
     for rail in 0..2 {
-        symlink(format!("../{}", vf_address(rail)), at(&pf_address(rail)).join("virtfn0")).unwrap();
+        symlink(
+            format!("../{}", vf_address(rail)),
+            at(&pf_address(rail)).join("virtfn0"),
+        )
+        .unwrap();
         fs::write(at(&pf_address(rail)).join("sriov_numvfs"), "1\n").unwrap();
     }
     is_well(&host);
@@ -157,14 +225,26 @@ fn faults_of_vfs() {
 /// sriov-cni#126: the namespace dies, no DEL comes.
 #[test]
 fn what_a_lost_del_left() {
-    let Some(host) = two_rails("doctor::left") else { return };
-    // An address of its own: a namespace of another test may get the number of the dead one, and with the same address it
-    // would be taken for it.
-    host.plan("rail-0", "172.16.201.0/31", "172.16.201.1", &["172.16.0.0/15", "172.16.0.0/12"]);
+    let Some(host) = two_rails("doctor::left") else {
+        return;
+    };
+    // An address of its own: a namespace of another test may get the number of the dead one, and
+    // with the same address it would be taken for it.
+    host.plan(
+        "rail-0",
+        "172.16.201.0/31",
+        "172.16.201.1",
+        &["172.16.0.0/15", "172.16.0.0/12"],
+    );
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
     host.hand_back(&pod, "net1");
-    finds(&host, "records", "warn", "0000:01:10.0 of default/pod (dead)");
+    finds(
+        &host,
+        "records",
+        "warn",
+        "0000:01:10.0 of default/pod (dead)",
+    );
     finds(&host, "vfs", "warn", "rail 0: ");
     finds(&host, "leases", "warn", "`railctl release --dead`");
     run(&host, &["reap"]).ok();
@@ -173,18 +253,30 @@ fn what_a_lost_del_left() {
 
 #[test]
 fn faults_of_records_and_leases() {
-    let Some(host) = two_rails("doctor::leases") else { return };
+    let Some(host) = two_rails("doctor::leases") else {
+        return;
+    };
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
     let lease = host.leases().pop().unwrap();
     let content = fs::read_to_string(&lease).unwrap();
 
     fs::write(host.path("run/attachments/x:net1:y.json"), "{").unwrap();
-    finds(&host, "records", "warn", "`railctl reap --forget x:net1:y.json`");
+    finds(
+        &host,
+        "records",
+        "warn",
+        "`railctl reap --forget x:net1:y.json`",
+    );
     run(&host, &["reap", "--forget", "x:net1:y.json"]).ok();
 
     fs::write(&lease, "{").unwrap();
-    finds(&host, "leases", "fail", "railctl release --address 172.16.0.0");
+    finds(
+        &host,
+        "leases",
+        "fail",
+        "railctl release --address 172.16.0.0",
+    );
     let mut later: Value = serde_json::from_str(&content).unwrap();
     later["since"] = json!("2999-01-01T00:00:00Z");
     fs::write(&lease, later.to_string()).unwrap();
@@ -201,9 +293,17 @@ fn faults_of_records_and_leases() {
     host.plan("rail-0", "172.16.0.8/31", "172.16.0.9", &[]);
     finds(&host, "leases", "warn", "172.16.0.0 ");
     host.plan("rail-0", "172.16.0.0/31", "172.16.0.1", &[]);
-    fs::rename(host.path("run/leases/node-1"), host.path("run/leases/node-0")).unwrap();
+    fs::rename(
+        host.path("run/leases/node-1"),
+        host.path("run/leases/node-0"),
+    )
+    .unwrap();
     finds(&host, "leases", "warn", "node-0");
-    fs::rename(host.path("run/leases/node-0"), host.path("run/leases/node-1")).unwrap();
+    fs::rename(
+        host.path("run/leases/node-0"),
+        host.path("run/leases/node-1"),
+    )
+    .unwrap();
 
     fs::remove_file(&lease).unwrap();
     finds(&host, "leases", "fail", "pod default/pod, container c1");
@@ -212,7 +312,9 @@ fn faults_of_records_and_leases() {
 /// This node is missing from a pool, with near misses.
 #[test]
 fn faults_of_the_plan() {
-    let Some(host) = two_rails("doctor::plan") else { return };
+    let Some(host) = two_rails("doctor::plan") else {
+        return;
+    };
     let ours = host.path("store/node-1");
     let file = ours.join("rail-1.json");
 
@@ -269,7 +371,12 @@ fn faults_of_the_plan() {
     is_well(&host);
 
     fs::rename(&ours, host.path("store/Node-1.example.com")).unwrap();
-    finds(&host, "pools", "fail", "node node-1 …directory Node-1.example.com");
+    finds(
+        &host,
+        "pools",
+        "fail",
+        "node node-1 …directory Node-1.example.com",
+    );
     fs::create_dir(&ours).unwrap();
     fs::write(&file, &good).unwrap();
     finds(&host, "pools", "fail", "pool …Node-1.example.com");
@@ -277,7 +384,9 @@ fn faults_of_the_plan() {
 
 #[test]
 fn faults_of_node_json_and_of_the_folders() {
-    let Some(host) = two_rails("doctor::node") else { return };
+    let Some(host) = two_rails("doctor::node") else {
+        return;
+    };
     let rails = json!([{"rail": 0, "pf": pf_address(0)}, {"rail": 1, "pf": pf_address(1)}]);
     host.set_node(json!({ "rials": rails }));
     finds(&host, "node.json", "fail", "rails?");
@@ -285,12 +394,18 @@ fn faults_of_node_json_and_of_the_folders() {
     finds(&host, "pools", "ok", "node node-1 has 2 allocations");
     fs::write(host.path("node.json"), "{").unwrap();
     finds(&host, "node.json", "fail", "EOF");
-    host.set_node(json!({ "rails": [{"rail": 0, "pf": pf_address(0)}, {"rail": 1, "pf": pf_address(0)}] }));
+    host.set_node(
+        json!({ "rails": [{"rail": 0, "pf": pf_address(0)}, {"rail": 1, "pf": pf_address(0)}] }),
+    );
     finds(&host, "node.json", "fail", "rails 0 and 1 ");
     finds(&host, "node.json", "fail", "0000:02:00.0");
     // One row has the name of the netdev.
     fs::create_dir_all(host.path("sys/class/net/pf0")).unwrap();
-    symlink(host.path("sys/devices").join(pf_address(0)), host.path("sys/class/net/pf0/device")).unwrap();
+    symlink(
+        host.path("sys/devices").join(pf_address(0)),
+        host.path("sys/class/net/pf0/device"),
+    )
+    .unwrap();
     host.set_node(json!({ "rails": [{"rail": 0, "pf": pf_address(0)}, {"rail": 1, "pf": "pf0"}] }));
     finds(&host, "node.json", "fail", "rails 0 and 1 ");
     host.set_node(json!({ "rails": rails, "policy": {"pfs": [pf_address(0)], "rails": [0]} }));
@@ -319,14 +434,27 @@ fn faults_of_node_json_and_of_the_folders() {
 /// In the namespace of the test: a pod's begins with these values.
 #[test]
 fn a_sysctl_that_beats_a_rails_own() {
-    let Some(host) = two_rails("doctor::sysctl") else { return };
+    let Some(host) = two_rails("doctor::sysctl") else {
+        return;
+    };
     // The thread's own, and not the process's: a child has it.
     let set = |value: &str| {
         let script = format!("echo {value} > /proc/sys/net/ipv4/conf/all/arp_ignore");
-        assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
+        assert!(
+            Command::new("sh")
+                .args(["-c", &script])
+                .status()
+                .unwrap()
+                .success()
+        );
     };
     set("8");
-    finds(&host, "sysctl", "fail", "`sysctl net.ipv4.conf.all.arp_ignore=0`");
+    finds(
+        &host,
+        "sysctl",
+        "fail",
+        "`sysctl net.ipv4.conf.all.arp_ignore=0`",
+    );
     set("0");
     is_well(&host);
 }
@@ -339,14 +467,21 @@ fn doctor_where(host: &Host, script: &str) -> Ran {
         crate::harness::railctl().display()
     );
     let mut command = Command::new("unshare");
-    command.args(["-m", "sh", "-c", &script]).env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
+    command
+        .args(["-m", "sh", "-c", &script])
+        .env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
     command.output().unwrap().into()
 }
 
 #[test]
 fn plugins_must_be_beside_each_other_and_of_one_version() {
-    let Some(host) = two_rails("doctor::programs") else { return };
-    let ours = Path::new(env!("CARGO_BIN_EXE_rail-cni")).parent().unwrap().display();
+    let Some(host) = two_rails("doctor::programs") else {
+        return;
+    };
+    let ours = Path::new(env!("CARGO_BIN_EXE_rail-cni"))
+        .parent()
+        .unwrap()
+        .display();
     let found = |script: &str| {
         let ran = doctor_where(&host, script);
         lines(&ran.json(), "programs")
@@ -356,33 +491,57 @@ fn plugins_must_be_beside_each_other_and_of_one_version() {
     assert_eq!(well[0].0, "ok", "{well:?}");
     let beside = found("true");
     assert_eq!(beside[0].0, "ok", "{beside:?}");
-    let absent = found(&format!("cp {ours}/railctl /usr/local/bin; exec railctl doctor --output json"));
+    let absent = found(&format!(
+        "cp {ours}/railctl /usr/local/bin; exec railctl doctor --output json"
+    ));
     assert_eq!(absent[0].0, "warn", "{absent:?}");
     let alone = found(&format!("cp {ours}/rail-cni /opt/cni/bin"));
-    assert!(alone[0].0 == "fail" && alone[0].1.contains("/opt/cni/bin/rail-ipam"), "{alone:?}");
-    let other =
-        found(&format!("{install}; printf '#!/bin/sh\\necho rail-ipam 9.9.9\\n' > /opt/cni/bin/rail-ipam"));
-    assert!(other[0].0 == "fail" && other[0].1.contains("9.9.9"), "{other:?}");
+    assert!(
+        alone[0].0 == "fail" && alone[0].1.contains("/opt/cni/bin/rail-ipam"),
+        "{alone:?}"
+    );
+    let other = found(&format!(
+        "{install}; printf '#!/bin/sh\\necho rail-ipam 9.9.9\\n' > /opt/cni/bin/rail-ipam"
+    ));
+    assert!(
+        other[0].0 == "fail" && other[0].1.contains("9.9.9"),
+        "{other:?}"
+    );
     let version = env!("CARGO_PKG_VERSION");
     let commit = found(&format!(
         "{install}; printf '#!/bin/sh\\necho \"rail-ipam {version} (0123456789ab)\"\\n' > /opt/cni/bin/rail-ipam"
     ));
-    assert!(commit[0].0 == "warn" && commit[0].1.contains("(0123456789ab)"), "{commit:?}");
+    assert!(
+        commit[0].0 == "warn" && commit[0].1.contains("(0123456789ab)"),
+        "{commit:?}"
+    );
     // Rolled back: pods start with the plugins of that version.
     let older = found(
         "for name in rail-cni rail-ipam; do printf \"#!/bin/sh\\necho $name 0.1.0\\n\" >/opt/cni/bin/$name; \
          chmod 755 /opt/cni/bin/$name; done",
     );
-    assert!(older[0].0 == "warn" && older[0].1.contains("0.1.0"), "{older:?}");
-    let another = found(&format!("{install}; printf '#!/bin/sh\\necho another\\n' > /opt/cni/bin/rail-cni"));
-    assert!(another[0].0 == "fail" && another[0].1.contains("/opt/cni/bin/rail-cni"), "{another:?}");
+    assert!(
+        older[0].0 == "warn" && older[0].1.contains("0.1.0"),
+        "{older:?}"
+    );
+    let another = found(&format!(
+        "{install}; printf '#!/bin/sh\\necho another\\n' > /opt/cni/bin/rail-cni"
+    ));
+    assert!(
+        another[0].0 == "fail" && another[0].1.contains("/opt/cni/bin/rail-cni"),
+        "{another:?}"
+    );
 }
 
 #[test]
 fn callers_tell_their_libcni() {
-    let Some(host) = two_rails("doctor::runtimes") else { return };
+    let Some(host) = two_rails("doctor::runtimes") else {
+        return;
+    };
     let go = |path: &str, version: &str| {
-        format!("printf 'dep\\tgithub.com/containernetworking/cni\\t{version}\\th1:x=\\n' > {path}; ")
+        format!(
+            "printf 'dep\\tgithub.com/containernetworking/cni\\t{version}\\th1:x=\\n' > {path}; "
+        )
     };
     let script = go("/usr/local/bin/containerd", "v1.1.2")
         + &go("/opt/cni/bin/multus", "v1.3.0")
@@ -393,19 +552,35 @@ fn callers_tell_their_libcni() {
     if !Path::new("/usr/bin/containerd").exists() {
         assert!(runtimes[0].1.contains("libcni v1.1.2"), "{runtimes:?}");
     }
-    assert!(runtimes.last().unwrap().1.contains("libcni v1.3.0"), "{runtimes:?}");
-    let networks = lines(&json, "net.d");
-    assert!(networks.iter().any(|(_, text, _)| text.ends_with("multus, cniVersion 0.3.1")), "{networks:?}");
     assert!(
-        networks.iter().any(|(verdict, text, _)| verdict == "warn" && text.contains("10-half")),
+        runtimes.last().unwrap().1.contains("libcni v1.3.0"),
+        "{runtimes:?}"
+    );
+    let networks = lines(&json, "net.d");
+    assert!(
+        networks
+            .iter()
+            .any(|(_, text, _)| text.ends_with("multus, cniVersion 0.3.1")),
+        "{networks:?}"
+    );
+    assert!(
+        networks
+            .iter()
+            .any(|(verdict, text, _)| verdict == "warn" && text.contains("10-half")),
         "{networks:?}"
     );
     // It would lose every DEL.
     if !Path::new("/usr/bin/containerd").exists() {
         let newer = script.replace("0.3.1", "1.1.0");
         let networks = lines(&doctor_where(&host, &newer).json(), "net.d");
-        let failed = networks.iter().find(|(verdict, ..)| verdict == "fail").expect("multus at 1.1.0");
-        assert!(failed.1.contains("containerd with libcni v1.1.2"), "{failed:?}");
+        let failed = networks
+            .iter()
+            .find(|(verdict, ..)| verdict == "fail")
+            .expect("multus at 1.1.0");
+        assert!(
+            failed.1.contains("containerd with libcni v1.1.2"),
+            "{failed:?}"
+        );
         assert!(failed.2.contains("\"cniVersion\": \"1.0.0\""), "{failed:?}");
     }
     // A skip nobody sees is a defect.
@@ -416,24 +591,42 @@ fn callers_tell_their_libcni() {
 /// Both managers keep a file for each netdev, named by its index.
 #[test]
 fn managers_that_configure_vfs() {
-    let Some(host) = two_rails("doctor::managers") else { return };
+    let Some(host) = two_rails("doctor::managers") else {
+        return;
+    };
     let index = host.json(None, "link show vf0")[0]["ifindex"].to_string();
     for (folder, state, manager) in [
-        ("/run/systemd/netif/links", "ADMIN_STATE=configured", "systemd-networkd"),
-        ("/run/NetworkManager/devices", "managed=true", "NetworkManager"),
+        (
+            "/run/systemd/netif/links",
+            "ADMIN_STATE=configured",
+            "systemd-networkd",
+        ),
+        (
+            "/run/NetworkManager/devices",
+            "managed=true",
+            "NetworkManager",
+        ),
     ] {
-        let script = format!("mount -t tmpfs none /run; mkdir -p {folder}; echo {state} > {folder}/{index}");
+        let script =
+            format!("mount -t tmpfs none /run; mkdir -p {folder}; echo {state} > {folder}/{index}");
         let json = doctor_where(&host, &script).json();
         let told = lines(&json, "managers");
-        assert!(told[0].0 == "warn" && told[0].1.contains(&format!("{manager} manages")), "{told:?}");
+        assert!(
+            told[0].0 == "warn" && told[0].1.contains(&format!("{manager} manages")),
+            "{told:?}"
+        );
     }
 }
 
 /// A lease that nobody renews, and a program that configures what returns.
 #[test]
 fn what_changes_addresses_of_the_host_that_go_into_pods() {
-    let Some(host) = two_rails("doctor::host_addresses") else { return };
-    let rails: Vec<_> = (0..2).map(|rail| json!({"rail": rail, "pf": pf_address(rail)})).collect();
+    let Some(host) = two_rails("doctor::host_addresses") else {
+        return;
+    };
+    let rails: Vec<_> = (0..2)
+        .map(|rail| json!({"rail": rail, "pf": pf_address(rail)}))
+        .collect();
     let has_lines = |script: &str, name: &str| lines(&doctor_where(&host, script).json(), name);
     host.ip("addr add 172.16.0.0/31 dev vf0");
     assert!(has_lines("true", "host-use")[0].1.contains("172.16.0.0/31"));
@@ -448,7 +641,10 @@ fn what_changes_addresses_of_the_host_that_go_into_pods() {
     );
     let told = has_lines(&script, "host-addresses");
     assert!(told[0].0 == "warn" && told[0].1.contains("vf0"), "{told:?}");
-    assert!(told[1].0 == "warn" && told[1].1.contains("systemd-networkd"), "{told:?}");
+    assert!(
+        told[1].0 == "warn" && told[1].1.contains("systemd-networkd"),
+        "{told:?}"
+    );
     host.ip("link set vf0 up");
     host.ip("route add default via 172.16.0.1 dev vf0");
     assert!(has_lines("true", "host-use")[0].1.contains("default route"));
@@ -457,10 +653,15 @@ fn what_changes_addresses_of_the_host_that_go_into_pods() {
 /// What kubelet, flannel and the first network have on file, and the node's own routes.
 #[test]
 fn routes_that_take_what_pods_reach_by_eth0() {
-    let Some(host) = two_rails("doctor::routes") else { return };
+    let Some(host) = two_rails("doctor::routes") else {
+        return;
+    };
     let found = |script: &str| lines(&doctor_where(&host, script).json(), "routes");
     let nothing = found("true");
-    assert!(nothing[0].0 == "skip" && nothing[0].1.contains("clusterNetworks"), "{nothing:?}");
+    assert!(
+        nothing[0].0 == "skip" && nothing[0].1.contains("clusterNetworks"),
+        "{nothing:?}"
+    );
     let dns = |address: &str| {
         format!(
             "mount -t tmpfs none /var/lib; mkdir /var/lib/kubelet; \
@@ -475,13 +676,22 @@ fn routes_that_take_what_pods_reach_by_eth0() {
     };
     let flannel = "mount -t tmpfs none /run; mkdir /run/flannel; echo FLANNEL_NETWORK=172.28.0.0/16 > /run/flannel/subnet.env";
     for (script, text) in [
-        (dns("172.20.0.10"), "172.20.0.10/32…/var/lib/kubelet/config.yaml"),
-        (subnet("172.24.1.0/24"), "172.24.1.0/24…/etc/cni/net.d/10-a.conflist"),
+        (
+            dns("172.20.0.10"),
+            "172.20.0.10/32…/var/lib/kubelet/config.yaml",
+        ),
+        (
+            subnet("172.24.1.0/24"),
+            "172.24.1.0/24…/etc/cni/net.d/10-a.conflist",
+        ),
         (flannel.to_owned(), "172.28.0.0/16…/run/flannel/subnet.env"),
     ] {
         let told = found(&script);
         let facts = format!("172.16.0.0/12 …rail-0 …{text}");
-        assert!(told[0].0 == "fail" && golden::has(&told[0].1, &facts), "{told:?}");
+        assert!(
+            told[0].0 == "fail" && golden::has(&told[0].1, &facts),
+            "{told:?}"
+        );
         golden::says("doctor", &format!("routes: {text}"), &told[0].1);
     }
     host.ip("link add eth0 type veth peer name peer0");
@@ -490,13 +700,19 @@ fn routes_that_take_what_pods_reach_by_eth0() {
     host.ip("link set eth0 up");
     let told = found(&dns("10.96.0.10"));
     let facts = "172.16.0.0/12 …rail-0 …172.29.0.0/16…eth0";
-    assert!(told[0].0 == "warn" && golden::has(&told[0].1, facts), "{told:?}");
+    assert!(
+        told[0].0 == "warn" && golden::has(&told[0].1, facts),
+        "{told:?}"
+    );
 }
 
-/// Those of the runtime's folder; what Multus has from the API server is known when the first pod has come.
+/// Those of the runtime's folder; what Multus has from the API server is known when the first pod
+/// has come.
 #[test]
 fn networks_that_the_node_knows_are_what_its_pfs_are_measured_by() {
-    let Some(host) = two_rails("doctor::networks") else { return };
+    let Some(host) = two_rails("doctor::networks") else {
+        return;
+    };
     host.ip("link set pf0 mtu 4000");
     host.ip("link set pf1 mtu 4000");
     let found = |mtu: u32, check: &str| {
@@ -505,32 +721,51 @@ fn networks_that_the_node_knows_are_what_its_pfs_are_measured_by() {
             let list = json!({"cniVersion": "1.0.0", "name": format!("rail-{number}"), "plugins": [plugin]});
             format!("echo '{list}' > /etc/cni/net.d/2{number}-rail.conflist")
         };
-        lines(&doctor_where(&host, &format!("{}; {}", network(0), network(1))).json(), check)
+        lines(
+            &doctor_where(&host, &format!("{}; {}", network(0), network(1))).json(),
+            check,
+        )
     };
     assert_eq!(found(4000, "pf-mtu")[0].0, "ok");
     let told = found(4200, "pf-mtu");
     assert!(told.len() == 2 && told[1].0 == "fail", "{told:?}");
-    assert!(golden::has(&told[1].1, "rail 1: pf1 …4000…rail-1 …4200"), "{told:?}");
+    assert!(
+        golden::has(&told[1].1, "rail 1: pf1 …4000…rail-1 …4200"),
+        "{told:?}"
+    );
     let rdma = found(4000, "rdma");
-    assert!(rdma[0].0 == "fail" && rdma[0].1.contains("rail-0"), "{rdma:?}");
+    assert!(
+        rdma[0].0 == "fail" && rdma[0].1.contains("rail-0"),
+        "{rdma:?}"
+    );
     // A pod's network is known by its record.
     let pod = host.add_netns("pod");
-    host.cni("ADD", "c1", &pod, &with(rail(0), json!({"mtu": 4000}))).ok();
+    host.cni("ADD", "c1", &pod, &with(rail(0), json!({"mtu": 4000})))
+        .ok();
     let told = lines(&doctor_where(&host, "true").json(), "pf-mtu");
-    assert!(told.len() == 1 && told[0].1.starts_with("rail 1: "), "{told:?}");
+    assert!(
+        told.len() == 1 && told[0].1.starts_with("rail 1: "),
+        "{told:?}"
+    );
 }
 
 /// Of two VFs one is left: most pods start.
 #[test]
 fn a_fault_is_a_warning_while_another_vf_of_the_rail_is_to_be_had() {
-    let Some(host) = two_rails("doctor::another") else { return };
+    let Some(host) = two_rails("doctor::another") else {
+        return;
+    };
     let (pf, vf) = (host.path("sys/devices").join(pf_address(0)), "0000:01:10.1");
     let device = host.path("sys/devices").join(vf);
     fs::create_dir_all(device.join("net/vf9")).unwrap();
     fs::create_dir_all(host.path("sys/class/net/vf9")).unwrap();
     symlink(&device, host.path("sys/class/net/vf9/device")).unwrap();
     symlink(format!("../{}", pf_address(0)), device.join("physfn")).unwrap();
-    symlink(host.path("sys/bus/pci/drivers/mlx5_core"), device.join("driver")).unwrap();
+    symlink(
+        host.path("sys/bus/pci/drivers/mlx5_core"),
+        device.join("driver"),
+    )
+    .unwrap();
     symlink(&device, host.path("sys/bus/pci/devices").join(vf)).unwrap();
     symlink(format!("../{vf}"), pf.join("virtfn1")).unwrap();
     host.ip("link add vf9 type veth peer name leaf9");
@@ -538,14 +773,17 @@ fn a_fault_is_a_warning_while_another_vf_of_the_rail_is_to_be_had() {
     finds(&host, "host-use", "warn", "192.0.2.1/24");
     // A pod takes the other one.
     let pod = host.add_netns("pod");
-    host.cni("ADD", "c1", &pod, &with(rail(0), json!({"device": "vf9"}))).ok();
+    host.cni("ADD", "c1", &pod, &with(rail(0), json!({"device": "vf9"})))
+        .ok();
     finds(&host, "host-use", "fail", "192.0.2.1/24");
 }
 
 /// One that a dead pod had is neither down nor to be taken up by hand: the next ADD puts it right.
 #[test]
 fn a_pf_that_a_dead_pod_left_is_told_once() {
-    let Some(host) = two_rails("doctor::dead_pf") else { return };
+    let Some(host) = two_rails("doctor::dead_pf") else {
+        return;
+    };
     for rail in 0..2 {
         let pf = host.path("sys/devices").join(pf_address(rail));
         fs::remove_file(pf.join("virtfn0")).unwrap();
@@ -555,7 +793,8 @@ fn a_pf_that_a_dead_pod_left_is_told_once() {
     }
     is_well(&host);
     let pod = host.add_netns("pod");
-    host.cni("ADD", "c1", &pod, &with(rail(0), json!({"device": "pf0"}))).ok();
+    host.cni("ADD", "c1", &pod, &with(rail(0), json!({"device": "pf0"})))
+        .ok();
     run(&host, &["doctor"]).ok();
     host.hand_back(&pod, "net1");
     let net = host.path("sys/devices").join(pf_address(0)).join("net");
@@ -565,13 +804,19 @@ fn a_pf_that_a_dead_pod_left_is_told_once() {
     assert!(!json.to_string().contains("ip link set net1"), "{json}");
     finds(&host, "records", "warn", "1 attachment ");
     let shown = run(&host, &["status"]);
-    assert!(shown.status == 1 && !shown.stdout.contains("ip link set"), "{}", shown.stdout);
+    assert!(
+        shown.status == 1 && !shown.stdout.contains("ip link set"),
+        "{}",
+        shown.stdout
+    );
 }
 
 /// A veth has no DCB, so what sysfs has of a port decides.
 #[test]
 fn ports_are_compared_with_what_node_json_wants() {
-    let Some(host) = two_rails("doctor::roce") else { return };
+    let Some(host) = two_rails("doctor::roce") else {
+        return;
+    };
     let rails = json!([{"rail": 0, "pf": pf_address(0)}, {"rail": 1, "pf": pf_address(1)}]);
     let write = |rail: u8, file: &str, text: &str| {
         let file = host.path(&format!("sys/class/net/pf{rail}")).join(file);
@@ -580,27 +825,46 @@ fn ports_are_compared_with_what_node_json_wants() {
     };
     for rail in 0..2 {
         write(rail, "qos/trust", "dscp\n");
-        for (point, priority) in ["roce_np", "roce_rp"].iter().flat_map(|one| (0..8).map(move |at| (one, at)))
+        for (point, priority) in ["roce_np", "roce_rp"]
+            .iter()
+            .flat_map(|one| (0..8).map(move |at| (one, at)))
         {
             write(rail, &format!("ecn/{point}/enable/{priority}"), "1\n");
         }
     }
     finds(&host, "roce-trust", "skip", "`roce`");
-    host.set_node(json!({ "rails": rails, "roce": {"trust": "dscp", "pfc": [3], "tos": 96, "ecn": true} }));
+    host.set_node(
+        json!({ "rails": rails, "roce": {"trust": "dscp", "pfc": [3], "tos": 96, "ecn": true} }),
+    );
     finds(&host, "rdma", "fail", "node.json …`roce`");
     finds(&host, "roce-trust", "ok", "2 ports: trust dscp");
     finds(&host, "roce-ecn", "ok", "2 ports: ECN ");
     finds(&host, "roce-pfc", "skip", "rail 0, rail 1: …mlx5_core ");
     finds(&host, "roce-tos", "skip", "mlx5_core ");
     write(1, "qos/trust", "pcp\n");
-    finds(&host, "roce-trust", "fail", "`mlnx_qos -i pf1 --trust dscp`");
+    finds(
+        &host,
+        "roce-trust",
+        "fail",
+        "`mlnx_qos -i pf1 --trust dscp`",
+    );
     finds(&host, "roce-tos", "skip", "trust pcp …ToS 96");
     write(0, "ecn/roce_rp/enable/3", "0\n");
     let file = host.path("sys/class/net/pf0/ecn/roce_rp/enable/3");
-    finds(&host, "roce-ecn", "fail", &format!("run `echo 1 > {}`", file.display()));
+    finds(
+        &host,
+        "roce-ecn",
+        "fail",
+        &format!("run `echo 1 > {}`", file.display()),
+    );
     // Without a wish, the ports are compared with each other.
     host.set_node(json!({ "rails": rails, "roce": {} }));
-    finds(&host, "roce-trust", "warn", "rail 1: pf1: trust pcp…rail 0: trust dscp");
+    finds(
+        &host,
+        "roce-trust",
+        "warn",
+        "rail 1: pf1: trust pcp…rail 0: trust dscp",
+    );
     // A wish that no port can satisfy.
     host.set_node(json!({ "rails": rails, "roce": {"tos": 96, "pfc": []} }));
     finds(&host, "node.json", "fail", "roce.tos");
@@ -608,14 +872,19 @@ fn ports_are_compared_with_what_node_json_wants() {
 
 #[test]
 fn what_rdma_needs_is_checked_when_it_is_asked_for() {
-    let Some(host) = two_rails("doctor::rdma") else { return };
+    let Some(host) = two_rails("doctor::rdma") else {
+        return;
+    };
     let asked = |check: &str| {
         let json = run(&host, &["doctor", "--rdma", "--output", "json"]).json();
         lines(&json, check)
     };
     assert_eq!(lines(&doctor(&host), "rdma-port"), []);
     let none = asked("rdma");
-    assert!(none[0].0 == "fail" && none[0].1.contains("--rdma"), "{none:?}");
+    assert!(
+        none[0].0 == "fail" && none[0].1.contains("--rdma"),
+        "{none:?}"
+    );
     assert_eq!(asked("rdma-port")[0].0, "skip");
     assert_eq!(asked("rdma-gid")[0].0, "skip");
     assert_eq!(asked("rdma-mtu")[0].0, "ok");
@@ -624,9 +893,15 @@ fn what_rdma_needs_is_checked_when_it_is_asked_for() {
     host.ip("link set pf1 mtu 1500");
     host.ip("link set vf1 mtu 1500");
     let told = asked("rdma-mtu");
-    assert!(told[0].0 == "warn" && told[0].1.starts_with("rail 1: MTU 1500 of pf1"), "{told:?}");
+    assert!(
+        told[0].0 == "warn" && told[0].1.starts_with("rail 1: MTU 1500 of pf1"),
+        "{told:?}"
+    );
     for (rail, state) in [(0, "4: ACTIVE"), (1, "1: DOWN")] {
-        let port = host.path("sys/devices").join(pf_address(rail)).join("infiniband/mlx5_0/ports/1");
+        let port = host
+            .path("sys/devices")
+            .join(pf_address(rail))
+            .join("infiniband/mlx5_0/ports/1");
         let netdev = format!("pf{rail}");
         for (file, text) in [
             ("link_layer", "Ethernet"),

@@ -26,17 +26,31 @@ impl Case {
     fn call(&self, host: &Host, call: Call) -> Call {
         match (self.within)(host) {
             None => call,
-            Some(script) => {
-                call.under(&["unshare", "-mu", "sh", "-c", &format!("{script}; exec \"$@\""), "sh"])
-            }
+            Some(script) => call.under(&[
+                "unshare",
+                "-mu",
+                "sh",
+                "-c",
+                &format!("{script}; exec \"$@\""),
+                "sh",
+            ]),
         }
     }
 }
 
-const ANY: Case = Case { fault: "", check: "", make: |_| None, config: || rail(0), within: |_| None };
+const ANY: Case = Case {
+    fault: "",
+    check: "",
+    make: |_| None,
+    config: || rail(0),
+    within: |_| None,
+};
 
 fn by_id(rail_number: u8) -> Value {
-    let mut config = with(rail(rail_number), json!({ "deviceID": vf_address(rail_number) }));
+    let mut config = with(
+        rail(rail_number),
+        json!({ "deviceID": vf_address(rail_number) }),
+    );
     config.as_object_mut().unwrap().remove("device");
     config
 }
@@ -46,7 +60,11 @@ fn at(host: &Host, path: &str) -> std::path::PathBuf {
 }
 
 fn listed(host: &Host, pfs: [&str; 2], more: Value) -> Option<Box<dyn Any>> {
-    let rails: Vec<_> = pfs.iter().enumerate().map(|(rail, pf)| json!({"rail": rail, "pf": pf})).collect();
+    let rails: Vec<_> = pfs
+        .iter()
+        .enumerate()
+        .map(|(rail, pf)| json!({"rail": rail, "pf": pf}))
+        .collect();
     host.set_node(with(json!({ "rails": rails }), more));
     None
 }
@@ -105,7 +123,8 @@ fn cases() -> Vec<Case> {
             fault: "a host name that is not valid",
             check: "pools",
             make: |host| {
-                // Of this thread, and what it starts. hostname(1) would refuse it, and /proc belongs to root alone.
+                // Of this thread, and what it starts. hostname(1) would refuse it, and /proc
+                // belongs to root alone.
                 nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUTS).unwrap();
                 nix::unistd::sethostname("a b").unwrap();
                 as_planned(host, json!({"nodeName": null}))
@@ -139,7 +158,12 @@ fn cases() -> Vec<Case> {
                 fs::create_dir(host.path("run")).unwrap();
                 None
             },
-            within: |host| Some(format!("mount -t tmpfs -o nr_inodes=1 none {}", host.path("run").display())),
+            within: |host| {
+                Some(format!(
+                    "mount -t tmpfs -o nr_inodes=1 none {}",
+                    host.path("run").display()
+                ))
+            },
             ..ANY
         },
         Case {
@@ -231,7 +255,11 @@ fn cases() -> Vec<Case> {
             fault: "a closed node",
             check: "pools",
             make: |host| {
-                fs::write(host.path("store/.closed.node-1"), "another node has its prefixes\n").unwrap();
+                fs::write(
+                    host.path("store/.closed.node-1"),
+                    "another node has its prefixes\n",
+                )
+                .unwrap();
                 None
             },
             ..ANY
@@ -249,7 +277,10 @@ fn cases() -> Vec<Case> {
             fault: "no address for pods",
             check: "pools",
             make: |host| {
-                replan(host, json!({"exclusions": [{"startIP": "172.16.0.0", "endIP": "172.16.0.0"}]}))
+                replan(
+                    host,
+                    json!({"exclusions": [{"startIP": "172.16.0.0", "endIP": "172.16.0.0"}]}),
+                )
             },
             ..ANY
         },
@@ -272,7 +303,12 @@ fn cases() -> Vec<Case> {
         Case {
             fault: "a route over a network of the cluster",
             check: "routes",
-            make: |host| as_planned(host, json!({"clusterNetworks": ["10.96.0.0/12", "172.20.0.0/16"]})),
+            make: |host| {
+                as_planned(
+                    host,
+                    json!({"clusterNetworks": ["10.96.0.0/12", "172.20.0.0/16"]}),
+                )
+            },
             ..ANY
         },
         Case {
@@ -298,7 +334,8 @@ fn cases() -> Vec<Case> {
             fault: "a holder that may be alive",
             check: "leases",
             make: |host| {
-                // The file that the namespace was bound to is left, and nobody has the device on record.
+                // The file that the namespace was bound to is left, and nobody has the device on
+                // record.
                 fs::write(lost(host), "").unwrap();
                 fs::remove_dir_all(host.path("run/attachments")).unwrap();
                 fs::remove_dir_all(host.path("run/locks")).unwrap();
@@ -313,9 +350,13 @@ fn cases() -> Vec<Case> {
 /// Every fourth of the cases, so that they run side by side.
 fn foretells(first: usize) {
     for case in cases().into_iter().skip(first).step_by(4) {
-        let Some(host) = two_rails("operator::foretold") else { return };
+        let Some(host) = two_rails("operator::foretold") else {
+            return;
+        };
         let doctor = |host: &Host| -> Ran {
-            let call = host.call("", "", Path::new("")).args(&["doctor", "--output", "json"]);
+            let call = host
+                .call("", "", Path::new(""))
+                .args(&["doctor", "--output", "json"]);
             case.call(host, call).run(&Value::Null)
         };
         let is_failed = |ran: &Ran| {
@@ -327,8 +368,14 @@ fn foretells(first: usize) {
         let told = doctor(&host);
         assert!(is_failed(&told), "{}: {told:?}", case.fault);
         let pod = host.add_netns("pod");
-        let refused = case.call(&host, host.call("ADD", "c1", &pod)).run(&(case.config)());
-        golden::says("plugins", &format!("ADD is refused: {}", case.fault), host.steady(&refused.msg()));
+        let refused = case
+            .call(&host, host.call("ADD", "c1", &pod))
+            .run(&(case.config)());
+        golden::says(
+            "plugins",
+            &format!("ADD is refused: {}", case.fault),
+            host.steady(&refused.msg()),
+        );
         // And when ADD has looked.
         let told = doctor(&host);
         assert!(is_failed(&told), "{}, after the ADD: {told:?}", case.fault);
@@ -359,7 +406,9 @@ fn what_add_refuses_doctor_foretells_4() {
 /// Two rails whose nodes are well are told so: no case is there by chance.
 #[test]
 fn a_node_without_any_of_them_passes() {
-    let Some(host) = two_rails("operator::foretold_none") else { return };
+    let Some(host) = two_rails("operator::foretold_none") else {
+        return;
+    };
     super::run(&host, &["doctor"]).ok();
     for (number, config) in [(0, by_id(0)), (1, rail(1))] {
         let pod = host.add_netns(&format!("pod{number}"));

@@ -13,19 +13,31 @@ fn status(host: &Host) -> Value {
 
 #[test]
 fn status_shows_rails_and_who_has_them() {
-    let Some(host) = two_rails("operator::status") else { return };
+    let Some(host) = two_rails("operator::status") else {
+        return;
+    };
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(1)).ok();
-    let counters = host.path("sys/devices").join(vf_address(0)).join("infiniband/mlx5_2/ports/1/hw_counters");
+    let counters = host
+        .path("sys/devices")
+        .join(vf_address(0))
+        .join("infiniband/mlx5_2/ports/1/hw_counters");
     fs::create_dir_all(&counters).unwrap();
     fs::write(counters.join("packet_seq_err"), "7\n").unwrap();
     fs::write(counters.join("rcvd_pkts"), "8\n").unwrap();
     let before = files(host.dir.path());
 
     let shown = status(&host);
-    assert_eq!((&shown["node"], &shown["todo"]), (&json!("node-1"), &json!([])), "{shown}");
+    assert_eq!(
+        (&shown["node"], &shown["todo"]),
+        (&json!("node-1"), &json!([])),
+        "{shown}"
+    );
     let counted = shown["rails"][0]["pf"]["counted"].clone();
-    assert!(counted["rx_errors"] == 0 && counted["carrier_down"].is_u64(), "{counted}");
+    assert!(
+        counted["rx_errors"] == 0 && counted["carrier_down"].is_u64(),
+        "{counted}"
+    );
     assert_eq!(
         shown["rails"][0],
         json!({"rail": 0, "pf": {"name": pf_address(0), "pciID": pf_address(0), "netdev": "pf0",
@@ -49,13 +61,41 @@ fn status_shows_rails_and_who_has_them() {
     );
 
     let table = run(&host, &["status"]).ok().stdout;
-    let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
+    let lines: Vec<Vec<&str>> = table
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
     assert!(
-        lines.contains(&vec!["1", &pf_address(1), "pf1", "up", "9216", "1/8", "1", "0", "0", "-"]),
+        lines.contains(&vec![
+            "1",
+            &pf_address(1),
+            "pf1",
+            "up",
+            "9216",
+            "1/8",
+            "1",
+            "0",
+            "0",
+            "-"
+        ]),
         "{table}"
     );
-    let row = lines.iter().find(|line| line.contains(&"net1")).unwrap_or_else(|| panic!("{table}"));
-    assert_eq!(row[..7], ["1", &vf_address(1), "default/pod", "net1", "172.18.0.0/31", "9000", "up"]);
+    let row = lines
+        .iter()
+        .find(|line| line.contains(&"net1"))
+        .unwrap_or_else(|| panic!("{table}"));
+    assert_eq!(
+        row[..7],
+        [
+            "1",
+            &vf_address(1),
+            "default/pod",
+            "net1",
+            "172.18.0.0/31",
+            "9000",
+            "up"
+        ]
+    );
     assert_eq!(row.last(), Some(&"live"));
     assert!(before == files(host.dir.path()), "status changed something");
 }
@@ -63,7 +103,9 @@ fn status_shows_rails_and_who_has_them() {
 /// A fresh node: nothing is made below /run.
 #[test]
 fn status_on_a_fresh_node_makes_nothing() {
-    let Some(host) = Host::new("operator::fresh") else { return };
+    let Some(host) = Host::new("operator::fresh") else {
+        return;
+    };
     let shown = run(&host, &["status"]).ok();
     assert!(shown.stdout.contains("no rails"), "{shown:?}");
     assert!(!host.path("run").exists());
@@ -71,7 +113,9 @@ fn status_on_a_fresh_node_makes_nothing() {
 
 #[test]
 fn status_tells_what_is_to_be_done_and_exits_with_1() {
-    let Some(host) = two_rails("operator::todo") else { return };
+    let Some(host) = two_rails("operator::todo") else {
+        return;
+    };
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
     host.hand_back(&pod, "net1");
@@ -83,8 +127,14 @@ fn status_tells_what_is_to_be_done_and_exits_with_1() {
     assert_eq!(shown["rails"][0]["vfs"]["dead"], 1, "{shown}");
     assert_eq!(shown["rails"][1]["pf"]["link"], "down");
     let todo = shown["todo"].as_array().unwrap();
-    assert!(todo[0].as_str().unwrap().contains("`ip link set pf1 up`"), "{todo:?}");
-    assert!(todo[1].as_str().unwrap().contains("`railctl reap`"), "{todo:?}");
+    assert!(
+        todo[0].as_str().unwrap().contains("`ip link set pf1 up`"),
+        "{todo:?}"
+    );
+    assert!(
+        todo[1].as_str().unwrap().contains("`railctl reap`"),
+        "{todo:?}"
+    );
     assert_eq!(todo.len(), 2, "{todo:?}");
 
     host.ip("link set pf1 up");
@@ -97,7 +147,9 @@ fn status_tells_what_is_to_be_done_and_exits_with_1() {
 /// A namespace is known by its identity: another one at the same path is not looked into.
 #[test]
 fn status_does_not_take_another_pod_for_the_one_on_record() {
-    let Some(host) = two_rails("operator::identity") else { return };
+    let Some(host) = two_rails("operator::identity") else {
+        return;
+    };
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
     host.hand_back(&pod, "net1");
@@ -109,13 +161,17 @@ fn status_does_not_take_another_pod_for_the_one_on_record() {
     assert_eq!(shown["attachments"][0]["mac"], Value::Null, "{shown}");
 }
 
-/// A PF that is gone, an interface that the pod took down, a device that somebody moved out of a living pod.
+/// A PF that is gone, an interface that the pod took down, a device that somebody moved out of a
+/// living pod.
 #[test]
 fn status_tells_the_states_apart() {
-    let Some(host) = two_rails("operator::states") else { return };
+    let Some(host) = two_rails("operator::states") else {
+        return;
+    };
     let (one, two) = (host.add_netns("one"), host.add_netns("two"));
     host.cni("ADD", "c1", &one, &rail(0)).ok();
-    host.cni("ADD", "c2", &two, &with(rail(1), json!({"rail": 1}))).ok();
+    host.cni("ADD", "c2", &two, &with(rail(1), json!({"rail": 1})))
+        .ok();
     host.ip_in(&one, "link set net1 down");
     let me = Sleeper::new(None);
     host.ip_in(&two, &format!("link set net1 netns {}", me.pid()));
@@ -124,9 +180,16 @@ fn status_tells_the_states_apart() {
     let shown = status(&host);
     let of = |container: &str| {
         let all = shown["attachments"].as_array().unwrap();
-        all.iter().find(|one| one["containerID"] == container).unwrap().clone()
+        all.iter()
+            .find(|one| one["containerID"] == container)
+            .unwrap()
+            .clone()
     };
-    assert_eq!((&of("c1")["state"], &of("c1")["link"]), (&json!("live"), &json!("down")), "{shown}");
+    assert_eq!(
+        (&of("c1")["state"], &of("c1")["link"]),
+        (&json!("live"), &json!("down")),
+        "{shown}"
+    );
     assert_eq!(of("c2")["state"], "on-host", "{shown}");
     assert_eq!(shown["rails"][0]["pf"]["link"], "missing", "{shown}");
     assert_eq!(shown["todo"].as_array().unwrap().len(), 3, "{shown}");
@@ -135,7 +198,9 @@ fn status_tells_the_states_apart() {
 /// Another call for the attachment is at work: what is on record is not left over.
 #[test]
 fn status_calls_an_attachment_busy_while_its_lock_is_held() {
-    let Some(host) = two_rails("operator::busy") else { return };
+    let Some(host) = two_rails("operator::busy") else {
+        return;
+    };
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
     host.hand_back(&pod, "net1");
@@ -150,7 +215,9 @@ fn status_calls_an_attachment_busy_while_its_lock_is_held() {
 /// A program in user space has the device: the address is that of the lease.
 #[test]
 fn status_of_a_userspace_device_has_the_leased_address() {
-    let Some(host) = Host::new("operator::userspace") else { return };
+    let Some(host) = Host::new("operator::userspace") else {
+        return;
+    };
     host.add_rail(0);
     host.make_vf(0, "vfio-pci");
     let pod = host.add_netns("pod");
@@ -158,13 +225,19 @@ fn status_of_a_userspace_device_has_the_leased_address() {
     config.as_object_mut().unwrap().remove("device");
     host.cni("ADD", "c1", &pod, &config).ok();
     let one = status(&host)["attachments"][0].clone();
-    assert_eq!((&one["state"], &one["addresses"]), (&json!("live"), &json!(["172.16.0.0"])), "{one}");
+    assert_eq!(
+        (&one["state"], &one["addresses"]),
+        (&json!("live"), &json!(["172.16.0.0"])),
+        "{one}"
+    );
     assert_eq!(one["link"], Value::Null);
 }
 
 #[test]
 fn status_goes_on_where_a_record_cannot_be_read() {
-    let Some(host) = two_rails("operator::unreadable") else { return };
+    let Some(host) = two_rails("operator::unreadable") else {
+        return;
+    };
     let pod = host.add_netns("pod");
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
     fs::write(host.path("run/attachments/x:net1:y.json"), "{").unwrap();

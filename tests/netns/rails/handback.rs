@@ -1,5 +1,5 @@
-//! A device whose pod died without a DEL: the kernel hands it back with the pod's name and MTU. The next DEL,
-//! the next ADD, GC and `reap`, each alone puts it right (sriov-cni#126).
+//! A device whose pod died without a DEL: the kernel hands it back with the pod's name and MTU. The
+//! next DEL, the next ADD, GC and `reap`, each alone puts it right (sriov-cni#126).
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use crate::harness::{self, Host, Ran, rail, with};
 
-/// Rail 0 after the death of pod c1: `net1`, or another name, with an MTU of 4000 and the MAC of the network.
+/// Rail 0 after the death of pod c1: `net1`, or another name, with an MTU of 4000 and the MAC of
+/// the network.
 struct Died {
     host: Host,
     /// Where the pod's namespace was.
@@ -33,7 +34,10 @@ fn died(test: &str, name: &str) -> Option<Died> {
     if name != "net1" {
         host.ip(&format!("link set net1 name {name}"));
     }
-    assert_eq!(host.json(None, &format!("link show {name}"))[0]["mtu"], 4000);
+    assert_eq!(
+        host.json(None, &format!("link show {name}"))[0]["mtu"],
+        4000
+    );
     Some(Died { host, pod, before })
 }
 
@@ -47,7 +51,10 @@ fn for_both_names(test: &str, check: impl Fn(&Died)) {
 
 fn reap(host: &Host, args: &[&str]) -> Ran {
     let mut command = Command::new(harness::railctl());
-    command.arg("reap").args(args).env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
+    command
+        .arg("reap")
+        .args(args)
+        .env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
     command.output().unwrap().into()
 }
 
@@ -73,7 +80,13 @@ fn the_next_add_puts_a_handed_back_device_right() {
         let added = host.cni("ADD", "c2", &pod, &plain).ok().json();
         // Not the MAC of the dead pod, but the device's own.
         assert_eq!(added["interfaces"][0]["mac"], before["links"]["vf0"]["mac"]);
-        host.cni("CHECK", "c2", &pod, &with(plain.clone(), json!({ "prevResult": added }))).ok();
+        host.cni(
+            "CHECK",
+            "c2",
+            &pod,
+            &with(plain.clone(), json!({ "prevResult": added })),
+        )
+        .ok();
         host.cni("DEL", "c2", &pod, &plain).ok();
         assert_eq!(host.snapshot(), *before);
     });
@@ -82,7 +95,13 @@ fn the_next_add_puts_a_handed_back_device_right() {
 #[test]
 fn gc_puts_a_handed_back_device_right() {
     for_both_names("handback::gc", |Died { host, pod, before }| {
-        host.cni("GC", "", pod, &with(config(), json!({"cni.dev/valid-attachments": []}))).ok();
+        host.cni(
+            "GC",
+            "",
+            pod,
+            &with(config(), json!({"cni.dev/valid-attachments": []})),
+        )
+        .ok();
         assert_eq!(host.snapshot(), *before);
     });
 }
@@ -104,7 +123,9 @@ fn reap_puts_a_handed_back_device_right() {
 /// multi-nic-cni#278: two pods died, one device has the name of the other's interface.
 #[test]
 fn reap_puts_many_right_and_leaves_the_living_alone() {
-    let Some(host) = Host::new("handback::many") else { return };
+    let Some(host) = Host::new("handback::many") else {
+        return;
+    };
     (0..3).for_each(|rail| host.add_rail(rail));
     let before = host.snapshot();
     for n in 0..2 {
@@ -119,7 +140,13 @@ fn reap_puts_many_right_and_leaves_the_living_alone() {
     let added = host.cni("ADD", "alive", &pod, &rail(2)).ok().json();
     let done = reap(&host, &[]).ok();
     assert!(golden::has(&done.stdout, "2 returned…1 in use"), "{done:?}");
-    host.cni("CHECK", "alive", &pod, &with(rail(2), json!({ "prevResult": added }))).ok();
+    host.cni(
+        "CHECK",
+        "alive",
+        &pod,
+        &with(rail(2), json!({ "prevResult": added })),
+    )
+    .ok();
     host.cni("DEL", "alive", &pod, &rail(2)).ok();
     assert_eq!(host.snapshot(), before);
 }
@@ -131,27 +158,52 @@ fn a_late_del_leaves_the_device_of_the_next_pod_alone() {
         for_both_names("handback::late", |Died { host, pod, before }| {
             let next = host.add_netns("next");
             let added = host.cni("ADD", "c2", &next, &config()).ok().json();
-            let old = if netns_gone { pod.clone() } else { next.clone() };
+            let old = if netns_gone {
+                pod.clone()
+            } else {
+                next.clone()
+            };
             for _ in 0..2 {
                 host.cni("DEL", "c1", &old, &config()).ok();
-                host.cni("CHECK", "c2", &next, &with(config(), json!({ "prevResult": added }))).ok();
+                host.cni(
+                    "CHECK",
+                    "c2",
+                    &next,
+                    &with(config(), json!({ "prevResult": added })),
+                )
+                .ok();
             }
             host.cni("GC", "", pod, &config()).ok();
-            host.cni("CHECK", "c2", &next, &with(config(), json!({ "prevResult": added }))).ok();
+            host.cni(
+                "CHECK",
+                "c2",
+                &next,
+                &with(config(), json!({ "prevResult": added })),
+            )
+            .ok();
             host.cni("DEL", "c2", &next, &config()).ok();
             assert_eq!(host.snapshot(), *before);
         });
     }
 }
 
-/// sriov-cni#445: an altname that the pod gave is not taken to the host, and the device's own is kept.
+/// sriov-cni#445: an altname that the pod gave is not taken to the host, and the device's own is
+/// kept.
 #[test]
 fn altnames_are_as_they_were() {
-    let Some(host) = Host::new("handback::altnames") else { return };
+    let Some(host) = Host::new("handback::altnames") else {
+        return;
+    };
     host.add_rail(0);
-    host.ip("link property add dev vf0 altname enp1s0v0 altname a-name-that-is-longer-than-fifteen");
+    host.ip(
+        "link property add dev vf0 altname enp1s0v0 altname a-name-that-is-longer-than-fifteen",
+    );
     let before = host.snapshot();
-    for clash in [None, Some("enp1s0v0"), Some("a-name-that-is-longer-than-fifteen")] {
+    for clash in [
+        None,
+        Some("enp1s0v0"),
+        Some("a-name-that-is-longer-than-fifteen"),
+    ] {
         let pod = host.add_netns(&format!("pod{}", clash.map_or(0, str::len)));
         host.ip_in(&pod, "link add eth0 type veth peer name eth0-peer");
         if let Some(name) = clash {
@@ -163,15 +215,23 @@ fn altnames_are_as_they_were() {
     }
     // The name in the pod is one of the device's own.
     let pod = host.add_netns("own");
-    host.call("ADD", "c1", &pod).ifname("enp1s0v0").run(&rail(0)).ok();
-    host.call("DEL", "c1", &pod).ifname("enp1s0v0").run(&rail(0)).ok();
+    host.call("ADD", "c1", &pod)
+        .ifname("enp1s0v0")
+        .run(&rail(0))
+        .ok();
+    host.call("DEL", "c1", &pod)
+        .ifname("enp1s0v0")
+        .run(&rail(0))
+        .ok();
     assert_eq!(host.snapshot(), before);
 }
 
 /// host-device fails there for ever, with the device up in the pod.
 #[test]
 fn a_device_whose_name_was_taken_leaves_the_pod_and_gets_it_back_later() {
-    let Some(host) = Host::new("handback::name") else { return };
+    let Some(host) = Host::new("handback::name") else {
+        return;
+    };
     host.add_rail(0);
     let before = host.snapshot();
     let pod = host.add_netns("pod");
@@ -179,7 +239,10 @@ fn a_device_whose_name_was_taken_leaves_the_pod_and_gets_it_back_later() {
     host.ip("link add vf0 type veth peer name thief");
     for _ in 0..2 {
         host.cni("DEL", "c1", &pod, &rail(0)).ok();
-        assert_eq!(host.json(Some(&pod), "link show").as_array().unwrap().len(), 1);
+        assert_eq!(
+            host.json(Some(&pod), "link show").as_array().unwrap().len(),
+            1
+        );
         assert!(host.leases().is_empty());
     }
     host.ip("link del vf0");
@@ -190,7 +253,9 @@ fn a_device_whose_name_was_taken_leaves_the_pod_and_gets_it_back_later() {
 /// A network that names its device by that name gets it as soon as the name is free.
 #[test]
 fn a_device_is_found_by_the_name_that_it_is_owed() {
-    let Some(host) = Host::new("handback::owed_name") else { return };
+    let Some(host) = Host::new("handback::owed_name") else {
+        return;
+    };
     host.add_rail(0);
     let before = host.snapshot();
     let pod = host.add_netns("pod");
@@ -208,14 +273,18 @@ fn a_device_is_found_by_the_name_that_it_is_owed() {
 #[test]
 fn a_device_whose_index_was_taken_goes_back_as_it_was() {
     for filler in ["filler", "vf0"] {
-        let Some(host) = Host::new("handback::index") else { return };
+        let Some(host) = Host::new("handback::index") else {
+            return;
+        };
         host.add_rail(0);
         host.ip("link property add dev vf0 altname enp1s0v0");
         let before = host.snapshot();
         let index = host.json(None, "link show vf0")[0]["ifindex"].clone();
         let pod = host.add_netns("pod");
         host.cni("ADD", "c1", &pod, &config()).ok();
-        host.ip(&format!("link add {filler} index {index} type veth peer name filler-peer"));
+        host.ip(&format!(
+            "link add {filler} index {index} type veth peer name filler-peer"
+        ));
         host.cni("DEL", "c1", &pod, &config()).ok();
         host.ip(&format!("link del {filler}"));
         reap(&host, &[]).ok();

@@ -1,5 +1,6 @@
-//! What is not handed out, with what the host uses it for: a tenant may have written the configuration, and each of
-//! these was handed out once (issues of the peers: sriov-cni takes any VF, host-device any netdev).
+//! What is not handed out, with what the host uses it for: a tenant may have written the
+//! configuration, and each of these was handed out once (issues of the peers: sriov-cni takes any
+//! VF, host-device any netdev).
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -18,9 +19,18 @@ fn by_name(name: &str) -> Value {
 
 /// May this kernel do that? Says so otherwise.
 fn can(test: &str, program: &str, args: &str) -> bool {
-    let output = Command::new(program).args(args.split_whitespace()).output().unwrap();
+    let output = Command::new(program)
+        .args(args.split_whitespace())
+        .output()
+        .unwrap();
     if !output.status.success() {
-        skip(test, &format!("{program} {args}: {}", String::from_utf8_lossy(&output.stderr).trim()));
+        skip(
+            test,
+            &format!(
+                "{program} {args}: {}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            ),
+        );
     }
     output.status.success()
 }
@@ -28,7 +38,9 @@ fn can(test: &str, program: &str, args: &str) -> bool {
 /// Calico's `cali123` with its /32 route is another pod's end, `cilium_vxlan` the node's overlay.
 #[test]
 fn a_netdev_that_is_no_function_needs_a_policy_that_names_its_kind() {
-    let Some((host, pod)) = host("refused::kinds") else { return };
+    let Some((host, pod)) = host("refused::kinds") else {
+        return;
+    };
     host.make_vf(0, "mlx5_core");
     host.ip("link add cali123 type veth peer name eth0");
     host.ip("link set cali123 up");
@@ -59,10 +71,15 @@ fn a_netdev_that_is_no_function_needs_a_policy_that_names_its_kind() {
 /// A PF in switchdev mode has them beside it: each is the other end of a VF.
 #[test]
 fn a_representor_is_not_its_pf() {
-    let Some((host, pod)) = host("refused::representor") else { return };
+    let Some((host, pod)) = host("refused::representor") else {
+        return;
+    };
     host.make_vf(0, "mlx5_core");
     host.ip("link add pf0vf0 type veth peer name peer0");
-    let (device, net) = (format!("devices/{}", pf_address(0)), host.path("sys/class/net/pf0vf0"));
+    let (device, net) = (
+        format!("devices/{}", pf_address(0)),
+        host.path("sys/class/net/pf0vf0"),
+    );
     fs::create_dir_all(host.path("sys").join(&device).join("net/pf0vf0")).unwrap();
     fs::create_dir_all(&net).unwrap();
     symlink(host.path("sys").join(&device), net.join("device")).unwrap();
@@ -79,22 +96,35 @@ fn a_representor_is_not_its_pf() {
     }
 }
 
-/// The rail of such a network is that of the device's PF: table, `policy.rails` and the pool's rail are compared.
+/// The rail of such a network is that of the device's PF: table, `policy.rails` and the pool's rail
+/// are compared.
 #[test]
 fn a_network_without_a_rail_gets_devices_of_the_nodes_rails_only() {
-    let Some((host, pod)) = host("refused::rails") else { return };
+    let Some((host, pod)) = host("refused::rails") else {
+        return;
+    };
     host.add_rail(1);
     host.make_vf(0, "mlx5_core");
     host.make_vf(1, "mlx5_core");
     let config = |r: u8| with(rail(r), json!({"rail": null}));
     let listed = json!([{"rail": 3, "pf": pf_address(0)}, {"rail": 5, "pf": "0000:77:00.0"}]);
     host.set_node(json!({ "rails": listed }));
-    refused(&host, &pod, &config(1), 7, "VF 0000:02:10.0 (vf1) …0000:02:00.0…node.json");
+    refused(
+        &host,
+        &pod,
+        &config(1),
+        7,
+        "VF 0000:02:10.0 (vf1) …0000:02:00.0…node.json",
+    );
     host.ip("link add other type veth peer name peer");
     let other = with(config(0), json!({"device": "other"}));
     refused(&host, &pod, &other, 7, "netdev other …node.json");
     host.cni("ADD", "c1", &pod, &config(0)).ok();
-    assert!(host.ip_in(&pod, "rule").contains("lookup 103"), "{}", host.ip_in(&pod, "rule"));
+    assert!(
+        host.ip_in(&pod, "rule").contains("lookup 103"),
+        "{}",
+        host.ip_in(&pod, "rule")
+    );
     host.cni("DEL", "c1", &pod, &config(0)).ok();
 
     host.set_node(json!({ "rails": listed, "policy": {"rails": [5]} }));
@@ -118,7 +148,9 @@ fn a_network_without_a_rail_gets_devices_of_the_nodes_rails_only() {
 /// Any of them, in any table: not the default route alone.
 #[test]
 fn a_device_with_a_route_of_the_host_is_refused() {
-    let Some((host, pod)) = host("refused::routes") else { return };
+    let Some((host, pod)) = host("refused::routes") else {
+        return;
+    };
     host.ip("link set vf0 addrgenmode none up");
     for (route, text) in [
         ("10.1.2.3/32 dev vf0", "10.1.2.3/32"),
@@ -151,7 +183,9 @@ fn a_device_with_a_route_of_the_host_is_refused() {
 #[test]
 fn a_device_with_a_program_or_filter_of_the_host_is_refused() {
     let test = "refused::datapath";
-    let Some((host, pod)) = host(test) else { return };
+    let Some((host, pod)) = host(test) else {
+        return;
+    };
     for (qdisc, hook, at) in [
         ("clsact", "ingress", "ingress"),
         ("clsact", "egress", "egress"),
@@ -160,7 +194,11 @@ fn a_device_with_a_program_or_filter_of_the_host_is_refused() {
         if !can(test, "tc", &format!("qdisc add dev vf0 {qdisc}")) {
             continue;
         }
-        if can(test, "tc", &format!("filter add dev vf0 {hook} u32 match u32 0 0")) {
+        if can(
+            test,
+            "tc",
+            &format!("filter add dev vf0 {hook} u32 match u32 0 0"),
+        ) {
             let text = format!("u32…`tc filter show dev vf0 {at}`");
             refused(&host, &pod, &rail(0), 7, &text);
         }
@@ -171,7 +209,10 @@ fn a_device_with_a_program_or_filter_of_the_host_is_refused() {
         host.cni("ADD", "c1", &pod, &rail(0)).ok();
         host.cni("DEL", "c1", &pod, &rail(0)).ok();
     }
-    for (hook, text) in [(Hook::Xdp, "XDP …`ip link set vf0 xdp off`"), (Hook::Tcx, "tcx_ingress")] {
+    for (hook, text) in [
+        (Hook::Xdp, "XDP …`ip link set vf0 xdp off`"),
+        (Hook::Tcx, "tcx_ingress"),
+    ] {
         let held = bpf::hold("vf0", hook);
         if let Err(error) = &held {
             return skip(test, &format!("{hook:?}: {error:#}"));
@@ -188,23 +229,34 @@ fn a_device_with_a_program_or_filter_of_the_host_is_refused() {
 #[test]
 fn a_device_with_a_macvlan_in_another_namespace_is_refused() {
     let test = "refused::stacked";
-    let Some((host, pod)) = host(test) else { return };
+    let Some((host, pod)) = host(test) else {
+        return;
+    };
     let other = host.add_netns("other");
     let name = other.file_name().unwrap().to_str().unwrap();
-    // A namespace between, with a device of the same index, and a macvlan on that: nothing to do with ours.
+    // A namespace between, with a device of the same index, and a macvlan on that: nothing to do
+    // with ours.
     let between = host.add_netns("between");
     let index = host.json(None, "link show vf0")[0]["ifindex"].clone();
-    host.ip_in(&between, &format!("link add same index {index} type veth peer name peer netns {name}"));
+    host.ip_in(
+        &between,
+        &format!("link add same index {index} type veth peer name peer netns {name}"),
+    );
     if !can(
         test,
         "ip",
-        &format!("-n {} link add link same name mv0 netns {name} type macvlan", in_ip(&between)),
+        &format!(
+            "-n {} link add link same name mv0 netns {name} type macvlan",
+            in_ip(&between)
+        ),
     ) {
         return;
     }
     taken(&host, &pod, &json!({"device": "vf0"}));
 
-    host.ip(&format!("link add link vf0 name mv1 netns {name} type macvlan"));
+    host.ip(&format!(
+        "link add link vf0 name mv1 netns {name} type macvlan"
+    ));
     let text = format!("mv1 (macvlan) …{}", other.display());
     refused(&host, &pod, &rail(0), 7, &text);
     host.ip_in(&other, "link del mv1");
@@ -214,7 +266,10 @@ fn a_device_with_a_macvlan_in_another_namespace_is_refused() {
     let nameless = host.add_netns("nameless");
     let process = Sleeper::new(Some(&nameless));
     host.delete_netns(&nameless);
-    host.ip(&format!("link add link vf0 name mv2 netns {} type macvlan", process.pid()));
+    host.ip(&format!(
+        "link add link vf0 name mv2 netns {} type macvlan",
+        process.pid()
+    ));
     host.ip("link set vf0 addrgenmode none up");
     let text = format!("mv2 (macvlan) …{}", process.netns().display());
     refused(&host, &pod, &rail(0), 7, &text);
@@ -227,7 +282,9 @@ fn in_ip(netns: &Path) -> &str {
 /// VFs of one PF may be several tenants': who has the PF sets their VLANs.
 #[test]
 fn a_pf_with_vfs_is_refused_unless_the_policy_allows_it() {
-    let Some((host, pod)) = host("refused::pf") else { return };
+    let Some((host, pod)) = host("refused::pf") else {
+        return;
+    };
     host.make_vf(0, "mlx5_core");
     host.ip("link add pf0 type veth peer name pf0-peer");
     host.ip("link set pf0 mtu 9000");
@@ -235,7 +292,9 @@ fn a_pf_with_vfs_is_refused_unless_the_policy_allows_it() {
     let text = "0000:01:00.0 (pf0) …VFs (1)…policy.pfsWithVfs";
     refused(&host, &pod, &config, 7, text);
     // For a program in user space likewise.
-    let driver = host.path("sys").join(format!("devices/{}/driver", pf_address(0)));
+    let driver = host
+        .path("sys")
+        .join(format!("devices/{}/driver", pf_address(0)));
     fs::create_dir_all(host.path("sys/bus/pci/drivers/vfio-pci")).unwrap();
     symlink(host.path("sys/bus/pci/drivers/vfio-pci"), &driver).unwrap();
     refused(&host, &pod, &config, 7, "VFs (1)");
@@ -244,14 +303,21 @@ fn a_pf_with_vfs_is_refused_unless_the_policy_allows_it() {
     host.cni("ADD", "c1", &pod, &config).ok();
     host.cni("DEL", "c1", &pod, &config).ok();
     host.set_node(json!({}));
-    fs::write(host.path("sys").join(format!("devices/{}/sriov_numvfs", pf_address(0))), "0\n").unwrap();
+    fs::write(
+        host.path("sys")
+            .join(format!("devices/{}/sriov_numvfs", pf_address(0))),
+        "0\n",
+    )
+    .unwrap();
     host.cni("ADD", "c1", &pod, &config).ok();
 }
 
 /// mlx4 and cxgb4: one PCI function, two ports, each with a netdev.
 #[test]
 fn both_netdevs_of_a_function_with_two_ports_are_handed_out_and_told_apart() {
-    let Some((host, pod)) = host("refused::ports") else { return };
+    let Some((host, pod)) = host("refused::ports") else {
+        return;
+    };
     host.add_rail(1);
     host.set_node(json!({"policy": {"kinds": []}}));
     host.make_vf(0, "mlx4_core");
@@ -277,12 +343,20 @@ fn both_netdevs_of_a_function_with_two_ports_are_handed_out_and_told_apart() {
         .map(|path| {
             let record: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
             let device = &record["owner"]["device"];
-            json!([device["id"], device["pciID"], device["port"], device["siblings"]])
+            json!([
+                device["id"],
+                device["pciID"],
+                device["port"],
+                device["siblings"]
+            ])
         })
         .collect();
     told.sort_by_key(Value::to_string);
     let (id, second) = (vf_address(0), format!("{}-port1", vf_address(0)));
-    assert_eq!(told, [json!([id, id, 0, true]), json!([second, id, 1, true])]);
+    assert_eq!(
+        told,
+        [json!([id, id, 0, true]), json!([second, id, 1, true])]
+    );
     let third = host.add_netns("third");
     refused(&host, &third, &one, 11, "container c1");
     host.cni("DEL", "c1", &pod, &one).ok();

@@ -29,8 +29,8 @@ pub enum Heard {
 
 /// Waits for the neighbour of `link` until `deadline`.
 pub fn neighbour(link: &Link, deadline: Instant) -> Result<Heard> {
-    let mut receiver =
-        open(link).with_context(|| format!("cannot listen on {}: run this command as root", link.name))?;
+    let mut receiver = open(link)
+        .with_context(|| format!("cannot listen on {}: run this command as root", link.name))?;
     let mut unread = None;
     while Instant::now() < deadline {
         match receiver.next() {
@@ -39,18 +39,26 @@ pub fn neighbour(link: &Link, deadline: Instant) -> Result<Heard> {
                 Ok(None) => (),
                 Err(why) => unread = Some(why),
             },
-            Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Interrupted) => (),
+            Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Interrupted) => {
+                ()
+            }
             Err(error) => return Ok(Heard::Lost(error.to_string())),
         }
     }
     Ok(Heard::Nobody(unread))
 }
 
-/// The socket has no protocol before it is bound: one that has hears all netdevs until then. What a NIC lets pass is for
-/// addresses that somebody has asked for, and LLDP is sent to one that nobody has, so the device is promiscuous while the
-/// socket is open: the kernel ends that with the socket, however this process ends.
+/// The socket has no protocol before it is bound: one that has hears all netdevs until then. What a
+/// NIC lets pass is for addresses that somebody has asked for, and LLDP is sent to one that nobody
+/// has, so the device is promiscuous while the socket is open: the kernel ends that with the
+/// socket, however this process ends.
 fn open(link: &Link) -> Result<Box<dyn DataLinkReceiver>> {
-    let socket = socket(AddressFamily::Packet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    let socket = socket(
+        AddressFamily::Packet,
+        SockType::Datagram,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
     let interface = NetworkInterface {
         name: link.name.clone(),
         description: String::new(),

@@ -47,7 +47,11 @@ impl fmt::Display for Id {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
+    bytes
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect::<Vec<_>>()
+        .join(":")
 }
 
 // Types of TLVs.
@@ -58,19 +62,26 @@ const TTL: u8 = 3;
 const PORT_DESCRIPTION: u8 = 4;
 const SYSTEM_NAME: u8 = 5;
 
-/// Parses an LLDPDU, which is what follows the Ethernet header. `None` if the neighbour says that it leaves. An error says what
-/// is wrong.
+/// Parses an LLDPDU, which is what follows the Ethernet header. `None` if the neighbour says that
+/// it leaves. An error says what is wrong.
 pub fn parse(pdu: &[u8]) -> Result<Option<Neighbour>, &'static str> {
     let (kind, chassis, rest) = next(pdu)?;
     let chassis = id(kind == CHASSIS, chassis, &[1, 2, 3, 6, 7], 4)?;
     let (kind, port, rest) = next(rest)?;
     let port = id(kind == PORT, port, &[1, 2, 5, 7], 3)?;
     let (kind, ttl, mut rest) = next(rest)?;
-    let &[high, low, ..] = ttl else { return Err("its time-to-live field is too short") };
+    let &[high, low, ..] = ttl else {
+        return Err("its time-to-live field is too short");
+    };
     if kind != TTL {
         return Err("its third field is not a time to live");
     }
-    let mut neighbour = Neighbour { chassis, port, port_description: None, system_name: None };
+    let mut neighbour = Neighbour {
+        chassis,
+        port,
+        port_description: None,
+        system_name: None,
+    };
     // The end may be missing, and what follows it is the padding of the frame.
     while !rest.is_empty() {
         let (kind, value, after) = next(rest)?;
@@ -102,15 +113,20 @@ fn next(bytes: &[u8]) -> Result<(u8, &[u8], &[u8]), &'static str> {
     Ok((high >> 1, value, rest))
 }
 
-/// An id: its kind, then up to 255 bytes. `texts` are the kinds that are names, `mac` is the one that is an address.
+/// An id: its kind, then up to 255 bytes. `texts` are the kinds that are names, `mac` is the one
+/// that is an address.
 fn id(is_its: bool, value: &[u8], texts: &[u8], mac: u8) -> Result<Id, &'static str> {
-    let Some((kind, value)) =
-        value.split_first().filter(|(_, value)| is_its && (1..=255).contains(&value.len()))
+    let Some((kind, value)) = value
+        .split_first()
+        .filter(|(_, value)| is_its && (1..=255).contains(&value.len()))
     else {
         return Err("it does not begin with chassis and port");
     };
     if *kind == mac {
-        return value.try_into().map(Id::Mac).map_err(|_| "a MAC in it has the wrong length");
+        return value
+            .try_into()
+            .map(Id::Mac)
+            .map_err(|_| "a MAC in it has the wrong length");
     }
     let name = text(value).filter(|_| texts.contains(kind));
     Ok(name.map_or_else(|| Id::Bytes(value.to_owned()), Id::Text))
@@ -118,7 +134,12 @@ fn id(is_its: bool, value: &[u8], texts: &[u8], mac: u8) -> Result<Id, &'static 
 
 /// A text, without the zeros that some switches end it with.
 fn text(bytes: &[u8]) -> Option<String> {
-    Some(std::str::from_utf8(bytes).ok()?.trim_end_matches('\0').to_owned())
+    Some(
+        std::str::from_utf8(bytes)
+            .ok()?
+            .trim_end_matches('\0')
+            .to_owned(),
+    )
 }
 
 #[cfg(test)]
@@ -130,7 +151,8 @@ mod tests {
         [&(u16::from(kind) << 9 | length).to_be_bytes(), value].concat()
     }
 
-    /// As lldpd on a Cumulus leaf sends it: chassis by MAC, port by name, TTL 120, name, description, capabilities, end.
+    /// As lldpd on a Cumulus leaf sends it: chassis by MAC, port by name, TTL 120, name,
+    /// description, capabilities, end.
     const CUMULUS: &[u8] =
         b"\x02\x07\x04\x44\x38\x39\x00\x00\x01\x04\x05\x05swp7\x06\x02\x00\x78\x0a\x0bleaf-su0-r3\
         \x08\x04swp7\x0e\x04\x00\x14\x00\x04\x00\x00";
@@ -149,25 +171,45 @@ mod tests {
     }
 
     fn start() -> Vec<u8> {
-        [tlv(1, b"\x04\x02\0\0\0\0\x01"), tlv(2, b"\x05swp1"), tlv(3, &[0, 120])].concat()
+        [
+            tlv(1, b"\x04\x02\0\0\0\0\x01"),
+            tlv(2, b"\x05swp1"),
+            tlv(3, &[0, 120]),
+        ]
+        .concat()
     }
 
     #[test]
     fn the_end_and_names_may_be_missing_and_padding_is_not_read() {
-        for more in
-            [vec![], tlv(0, b""), [tlv(0, b""), vec![0xff; 40]].concat(), tlv(127, b"\0\x80\xc2\x01\0\x01")]
-        {
+        for more in [
+            vec![],
+            tlv(0, b""),
+            [tlv(0, b""), vec![0xff; 40]].concat(),
+            tlv(127, b"\0\x80\xc2\x01\0\x01"),
+        ] {
             let leaf = parse(&[start(), more].concat()).unwrap().unwrap();
-            assert_eq!((leaf.system_name, leaf.port), (None, Id::Text("swp1".into())));
+            assert_eq!(
+                (leaf.system_name, leaf.port),
+                (None, Id::Text("swp1".into()))
+            );
         }
-        let zero = parse(&[start(), tlv(5, b"leaf\0")].concat()).unwrap().unwrap();
+        let zero = parse(&[start(), tlv(5, b"leaf\0")].concat())
+            .unwrap()
+            .unwrap();
         assert_eq!(zero.system_name.as_deref(), Some("leaf"));
         let leaves = [tlv(1, b"\x07a"), tlv(2, b"\x07b"), tlv(3, &[0, 0])].concat();
         assert_eq!(parse(&leaves), Ok(None));
-        let address =
-            [tlv(1, b"\x05\x01\x0a\0\0\x01"), tlv(2, b"\x03\x02\0\0\0\0\x01"), tlv(3, &[0, 1])].concat();
+        let address = [
+            tlv(1, b"\x05\x01\x0a\0\0\x01"),
+            tlv(2, b"\x03\x02\0\0\0\0\x01"),
+            tlv(3, &[0, 1]),
+        ]
+        .concat();
         let leaf = parse(&address).unwrap().unwrap();
-        assert_eq!((leaf.chassis.text(), leaf.port), (None, Id::Mac([2, 0, 0, 0, 0, 1])));
+        assert_eq!(
+            (leaf.chassis.text(), leaf.port),
+            (None, Id::Mac([2, 0, 0, 0, 0, 1]))
+        );
     }
 
     #[test]
@@ -183,7 +225,12 @@ mod tests {
             [start(), tlv(0, b"x")].concat(),
             [start(), tlv(5, b"\xff")].concat(),
             [start(), vec![0x0a, 9, b'a']].concat(),
-            [tlv(1, b"\x04\x02\0"), tlv(2, b"\x05swp1"), tlv(3, &[0, 120])].concat(),
+            [
+                tlv(1, b"\x04\x02\0"),
+                tlv(2, b"\x05swp1"),
+                tlv(3, &[0, 120]),
+            ]
+            .concat(),
             [tlv(1, b"\x07"), tlv(2, b"\x05swp1"), tlv(3, &[0, 120])].concat(),
             [tlv(1, &[7; 300]), tlv(2, b"\x05swp1"), tlv(3, &[0, 120])].concat(),
             [tlv(1, b"\x07a"), tlv(2, b"\x05swp1"), tlv(3, &[1])].concat(),

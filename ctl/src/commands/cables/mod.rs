@@ -1,4 +1,5 @@
-//! `railctl cables`: each leaf says by LLDP who it is, and the plan says where the cable of each rail should end.
+//! `railctl cables`: each leaf says by LLDP who it is, and the plan says where the cable of each
+//! rail should end.
 
 mod hear;
 mod lldp;
@@ -79,16 +80,26 @@ pub fn cables(node: &Node, args: &CablesArgs, output: Output) -> Result<ExitCode
     watchdog::allow(time + node.call_timeout());
     let inventory = Inventory::take(node)?;
     if inventory.rails.is_empty() {
-        return Err(failure!(InvalidConfig, "this node has no rails: list them in node.json"));
+        return Err(failure!(
+            InvalidConfig,
+            "this node has no rails: list them in node.json"
+        ));
     }
     let planned = planned(node);
     let deadline = Instant::now() + time;
     let ends: Result<Vec<End>> = thread::scope(|scope| {
-        let threads: Vec<_> =
-            inventory.rails.iter().map(|rail| scope.spawn(|| listen(rail, &inventory, deadline))).collect();
+        let threads: Vec<_> = inventory
+            .rails
+            .iter()
+            .map(|rail| scope.spawn(|| listen(rail, &inventory, deadline)))
+            .collect();
         let ended = threads.into_iter().map(|thread| thread.join());
         ended
-            .map(|end| end.unwrap_or_else(|_| Err(failure!(Internal, "a thread panicked: please report it"))))
+            .map(|end| {
+                end.unwrap_or_else(|_| {
+                    Err(failure!(Internal, "a thread panicked: please report it"))
+                })
+            })
             .collect()
     });
     let cables: Vec<Cable> = inventory
@@ -97,8 +108,17 @@ pub fn cables(node: &Node, args: &CablesArgs, output: Output) -> Result<ExitCode
         .zip(ends?)
         .map(|(rail, end)| {
             let is_its = |(of, _): &&(u8, LeafPort)| rail.rail == Some(*of);
-            let expected = planned.iter().filter(is_its).map(|(_, port)| port.clone()).collect();
-            Cable { rail: rail.rail, pf: rail.pf().to_owned(), expected, end }
+            let expected = planned
+                .iter()
+                .filter(is_its)
+                .map(|(_, port)| port.clone())
+                .collect();
+            Cable {
+                rail: rail.rail,
+                pf: rail.pf().to_owned(),
+                expected,
+                end,
+            }
         })
         .collect();
     output::print(&match output {
@@ -108,14 +128,20 @@ pub fn cables(node: &Node, args: &CablesArgs, output: Output) -> Result<ExitCode
         Output::Table => table(&cables, args.timeout),
     })?;
     let is_good = |cable: &Cable| matches!(cable.state(), State::Right | State::Unplanned);
-    Ok(if cables.iter().all(is_good) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if cables.iter().all(is_good) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// The leaf ports of this node in the plan, each once, with the rails.
 pub fn planned(node: &Node) -> Vec<(u8, LeafPort)> {
     let mut all: Vec<(u8, LeafPort)> = Vec::new();
     for (pool, allocation) in store::allocations(node) {
-        let Some(rail) = allocation.rail.or_else(|| rail_in(&pool)) else { continue };
+        let Some(rail) = allocation.rail.or_else(|| rail_in(&pool)) else {
+            continue;
+        };
         for port in allocation.leaf_ports {
             if !all.contains(&(rail, port.clone())) {
                 all.push((rail, port));
@@ -128,12 +154,23 @@ pub fn planned(node: &Node) -> Vec<(u8, LeafPort)> {
 /// Waits for the neighbour of a rail's PF.
 fn listen(rail: &Rail, inventory: &Inventory, deadline: Instant) -> Result<End> {
     let Some(link) = &rail.link else {
-        let is_held = rail.function.as_ref().is_some_and(|pf| inventory.is_held(pf));
-        let why = if is_held { "it is in a pod" } else { "it has no netdev on the host" };
+        let is_held = rail
+            .function
+            .as_ref()
+            .is_some_and(|pf| inventory.is_held(pf));
+        let why = if is_held {
+            "it is in a pod"
+        } else {
+            "it has no netdev on the host"
+        };
         return Ok(End::NoLink(why.to_owned()));
     };
     if !link.carrier {
-        return Ok(End::NoLink(format!("{} is {}", link.name, link_state(link))));
+        return Ok(End::NoLink(format!(
+            "{} is {}",
+            link.name,
+            link_state(link)
+        )));
     }
     Ok(match neighbour(link, deadline)? {
         Heard::Neighbour(neighbour) => End::Heard(neighbour),
@@ -153,7 +190,11 @@ impl Cable {
     }
 
     fn compare(&self, neighbour: &Neighbour) -> State {
-        let states: Vec<_> = self.expected.iter().map(|port| is_at(neighbour, port)).collect();
+        let states: Vec<_> = self
+            .expected
+            .iter()
+            .map(|port| is_at(neighbour, port))
+            .collect();
         if states.contains(&Some(true)) {
             State::Right
         } else if states.contains(&None) {
@@ -165,20 +206,28 @@ impl Cable {
 
     /// What is wrong, for people.
     fn problem(&self, all: &[Cable], timeout: u32) -> Option<String> {
-        let title = self.rail.map_or_else(|| self.pf.clone(), |rail| format!("rail {rail}"));
+        let title = self
+            .rail
+            .map_or_else(|| self.pf.clone(), |rail| format!("rail {rail}"));
         let planned = || rail_cni::pool::allocation::join(&self.expected);
         match (&self.end, self.state()) {
-            (End::NoLink(why), _) => Some(format!("{title}: {}: {why}, so it receives no LLDP", self.pf)),
-            (End::Silent(Some(why)), _) => {
-                Some(format!("{title}: {} sends LLDP that cannot be read: {why}", self.pf_end()))
-            }
+            (End::NoLink(why), _) => Some(format!(
+                "{title}: {}: {why}, so it receives no LLDP",
+                self.pf
+            )),
+            (End::Silent(Some(why)), _) => Some(format!(
+                "{title}: {} sends LLDP that cannot be read: {why}",
+                self.pf_end()
+            )),
             (End::Silent(None), _) => Some(format!(
                 "{title}: no LLDP arrived on {} within {timeout} s: is it enabled on the leaf port, and does the NIC's \
                  firmware intercept it (`ethtool --show-priv-flags`, mlxconfig LLDP_NB_RX_MODE)?",
                 self.pf
             )),
             (End::Heard(neighbour), State::Wrong) => {
-                let swap = self.swap_with(all).map(|rail| format!(": swap with rail {rail}"));
+                let swap = self
+                    .swap_with(all)
+                    .map(|rail| format!(": swap with rail {rail}"));
                 Some(format!(
                     "{title} is in {}, but the plan has {}{}",
                     described(neighbour),
@@ -202,36 +251,64 @@ impl Cable {
 
     /// The rail whose place in the plan this cable has.
     fn swap_with(&self, all: &[Cable]) -> Option<u8> {
-        let End::Heard(neighbour) = &self.end else { return None };
-        let has_it = |other: &&Cable| other.expected.iter().any(|port| is_at(neighbour, port) == Some(true));
-        all.iter().filter(|other| other.rail != self.rail).find(has_it)?.rail
+        let End::Heard(neighbour) = &self.end else {
+            return None;
+        };
+        let has_it = |other: &&Cable| {
+            other
+                .expected
+                .iter()
+                .any(|port| is_at(neighbour, port) == Some(true))
+        };
+        all.iter()
+            .filter(|other| other.rail != self.rail)
+            .find(has_it)?
+            .rail
     }
 }
 
 /// Whether the neighbour is this port of this leaf; `None` if it does not say its name.
 pub fn is_at(neighbour: &Neighbour, port: &LeafPort) -> Option<bool> {
-    let leaf = neighbour.system_name.as_deref().or(neighbour.chassis.text())?;
+    let leaf = neighbour
+        .system_name
+        .as_deref()
+        .or(neighbour.chassis.text())?;
     if !is_same_host(leaf, &port.leaf) {
         return Some(false);
     }
-    let Some(expected) = &port.port else { return Some(true) };
-    // Which of the two is the name of the port, and which a number or a comment, depends on the switch.
-    let said: Vec<&str> =
-        neighbour.port.text().into_iter().chain(neighbour.port_description.as_deref()).collect();
-    if said.is_empty() { None } else { Some(said.contains(&expected.as_str())) }
+    let Some(expected) = &port.port else {
+        return Some(true);
+    };
+    // Which of the two is the name of the port, and which a number or a comment, depends on the
+    // switch.
+    let said: Vec<&str> = neighbour
+        .port
+        .text()
+        .into_iter()
+        .chain(neighbour.port_description.as_deref())
+        .collect();
+    if said.is_empty() {
+        None
+    } else {
+        Some(said.contains(&expected.as_str()))
+    }
 }
 
 /// Names of hosts are the same in any letter case, and with or without their domain.
 fn is_same_host(one: &str, other: &str) -> bool {
     let is_domain_of = |long: &str, short: &str| {
-        long.split_once('.').is_some_and(|(host, _)| host.eq_ignore_ascii_case(short))
+        long.split_once('.')
+            .is_some_and(|(host, _)| host.eq_ignore_ascii_case(short))
     };
     one.eq_ignore_ascii_case(other) || is_domain_of(one, other) || is_domain_of(other, one)
 }
 
 /// `leaf-su0-r4 swp7`.
 pub fn described(neighbour: &Neighbour) -> String {
-    let leaf = neighbour.system_name.clone().unwrap_or_else(|| neighbour.chassis.to_string());
+    let leaf = neighbour
+        .system_name
+        .clone()
+        .unwrap_or_else(|| neighbour.chassis.to_string());
     format!("{leaf} {}", neighbour.port)
 }
 
@@ -249,7 +326,10 @@ fn table(cables: &[Cable], timeout: u32) -> String {
         ]
     });
     let mut text = output::table(&["RAIL", "PF", "PLANNED", "FOUND", "STATE"], rows);
-    let problems: Vec<_> = cables.iter().filter_map(|cable| cable.problem(cables, timeout)).collect();
+    let problems: Vec<_> = cables
+        .iter()
+        .filter_map(|cable| cable.problem(cables, timeout))
+        .collect();
     if !problems.is_empty() {
         text += "\n";
     }
@@ -266,7 +346,11 @@ fn json(cable: &Cable, all: &[Cable], timeout: u32) -> Value {
         }
         End::NoLink(_) | End::Silent(_) => Value::Null,
     };
-    let swap_with = if cable.state() == State::Wrong { cable.swap_with(all) } else { None };
+    let swap_with = if cable.state() == State::Wrong {
+        cable.swap_with(all)
+    } else {
+        None
+    };
     json!({"rail": cable.rail, "pf": cable.pf, "planned": cable.expected, "found": found,
         "state": cable.state().word(), "swapWith": swap_with, "problem": cable.problem(all, timeout)})
 }
@@ -277,13 +361,21 @@ mod tests {
     use super::*;
 
     fn port(leaf: &str, port: Option<&str>) -> LeafPort {
-        LeafPort { leaf: leaf.to_owned(), port: port.map(str::to_owned) }
+        LeafPort {
+            leaf: leaf.to_owned(),
+            port: port.map(str::to_owned),
+        }
     }
 
     fn neighbour(name: Option<&str>, id: Id, description: Option<&str>) -> Neighbour {
         let text = |text: Option<&str>| text.map(str::to_owned);
         let chassis = Id::Mac([2, 0, 0, 0, 0, 1]);
-        Neighbour { chassis, port: id, port_description: text(description), system_name: text(name) }
+        Neighbour {
+            chassis,
+            port: id,
+            port_description: text(description),
+            system_name: text(name),
+        }
     }
 
     fn cable(rail: u8, expected: &[LeafPort], found: Neighbour) -> Cable {
@@ -302,19 +394,34 @@ mod tests {
         let plan = [port("leaf-1", Some("swp7"))];
         for (found, state) in [
             (neighbour(Some("leaf-1"), named("swp7"), None), State::Right),
-            (neighbour(Some("LEAF-1.example.com"), named("Eth7"), Some("swp7")), State::Right),
-            (neighbour(Some("leaf-1"), named("swp8"), Some("to gpu-7")), State::Wrong),
-            (neighbour(Some("leaf-10"), named("swp7"), None), State::Wrong),
+            (
+                neighbour(Some("LEAF-1.example.com"), named("Eth7"), Some("swp7")),
+                State::Right,
+            ),
+            (
+                neighbour(Some("leaf-1"), named("swp8"), Some("to gpu-7")),
+                State::Wrong,
+            ),
+            (
+                neighbour(Some("leaf-10"), named("swp7"), None),
+                State::Wrong,
+            ),
             (neighbour(Some("leaf-1"), mac.clone(), None), State::Unnamed),
             (neighbour(None, named("swp7"), None), State::Unnamed),
         ] {
             assert_eq!(cable(3, &plan, found.clone()).state(), state, "{found:?}");
         }
         let leaf_alone = neighbour(Some("leaf-1"), mac, None);
-        assert_eq!(cable(3, &[port("leaf-1", None)], leaf_alone.clone()).state(), State::Right);
+        assert_eq!(
+            cable(3, &[port("leaf-1", None)], leaf_alone.clone()).state(),
+            State::Right
+        );
         assert_eq!(cable(3, &[], leaf_alone).state(), State::Unplanned);
         let planes = [port("leaf-1", Some("swp1")), port("leaf-2", Some("swp1"))];
-        assert_eq!(cable(3, &planes, neighbour(Some("leaf-2"), named("swp1"), None)).state(), State::Right);
+        assert_eq!(
+            cable(3, &planes, neighbour(Some("leaf-2"), named("swp1"), None)).state(),
+            State::Right
+        );
     }
 
     #[test]
@@ -326,7 +433,12 @@ mod tests {
             cable(4, &plan("r4"), at("r3")),
             cable(5, &plan("r5"), at("r9")),
         ];
-        assert_eq!(all.iter().map(|one| one.swap_with(&all)).collect::<Vec<_>>(), [Some(4), Some(3), None]);
+        assert_eq!(
+            all.iter()
+                .map(|one| one.swap_with(&all))
+                .collect::<Vec<_>>(),
+            [Some(4), Some(3), None]
+        );
         assert!(all.iter().all(|one| one.state() == State::Wrong));
     }
 }

@@ -4,7 +4,11 @@ use rail_cni::ipam::lease::{Ask, Holder, take};
 use std::path::Path;
 
 /// The plan is all that there should be.
-const PRUNE: Terms = Terms { prune: true, scope: Scope::WholeStore, replaces: BTreeMap::new() };
+const PRUNE: Terms = Terms {
+    prune: true,
+    scope: Scope::WholeStore,
+    replaces: BTreeMap::new(),
+};
 
 fn node(temp: &Path) -> Node {
     let dirs = serde_json::json!({"storeDir": temp.join("store"), "runDir": temp.join("run")});
@@ -29,7 +33,12 @@ fn nothing() -> BTreeMap<String, BTreeMap<String, Allocation>> {
 fn pod(temp: &Path) -> Node {
     let node = node(temp);
     let pools = plan("10.0.0.0/31", "10.0.0.1");
-    written(&node, &changes(&node, &pools, &Nodes::All, &PRUNE).unwrap(), Force::No).unwrap();
+    written(
+        &node,
+        &changes(&node, &pools, &Nodes::All, &PRUNE).unwrap(),
+        Force::No,
+    )
+    .unwrap();
     std::fs::write(temp.join("netns"), "").unwrap();
     let holder = serde_json::json!({"network": "net", "containerID": "c1", "ifname": "net1",
         "netns": rail_cni::netns::NetnsId::of(&temp.join("netns")).unwrap(), "pod": "ai/trainer"});
@@ -63,7 +72,9 @@ fn what_a_running_pod_would_lose_is_named_and_not_written() {
                 assert!(told.contains(part), "{part}: {told}");
             }
             let error = written(&node, &import, Force::No).unwrap_err();
-            let Some(Obstacle::Held(leases)) = error.downcast_ref() else { panic!("{error:#}") };
+            let Some(Obstacle::Held(leases)) = error.downcast_ref() else {
+                panic!("{error:#}")
+            };
             let json = leases[0].json();
             for (key, value) in [
                 ("node", "n"),
@@ -81,7 +92,12 @@ fn what_a_running_pod_would_lose_is_named_and_not_written() {
         store::load(&node, "n", &["p".to_owned()]).unwrap(),
         [plan("10.0.0.0/31", "10.0.0.1")["p"]["n"].clone()]
     );
-    written(&node, &changes(&node, &nothing(), &Nodes::All, &PRUNE).unwrap(), Force::Yes).unwrap();
+    written(
+        &node,
+        &changes(&node, &nothing(), &Nodes::All, &PRUNE).unwrap(),
+        Force::Yes,
+    )
+    .unwrap();
     assert!(store::load(&node, "n", &["p".to_owned()]).is_err());
     // The store says nothing of it any more, but the pod is still there.
     let other = changes(&node, &plan("10.0.0.2/31", "10.0.0.3"), &Nodes::All, &PRUNE).unwrap();
@@ -99,10 +115,23 @@ fn a_rail_that_another_pool_of_the_node_has_is_told() {
         allocations.get_mut("n").unwrap().rail = Some(rail);
         BTreeMap::from([(pool.to_owned(), allocations)])
     };
-    let terms = Terms { scope: Scope::WholeStore, ..Terms::default() };
-    let told = |pools: &Pools| changes(&node, pools, &Nodes::All, &terms).unwrap().warnings.join("\n");
+    let terms = Terms {
+        scope: Scope::WholeStore,
+        ..Terms::default()
+    };
+    let told = |pools: &Pools| {
+        changes(&node, pools, &Nodes::All, &terms)
+            .unwrap()
+            .warnings
+            .join("\n")
+    };
     let compute = of("rail-0", "10.0.0.0/31", "10.0.0.1", 0);
-    written(&node, &changes(&node, &compute, &Nodes::All, &terms).unwrap(), Force::No).unwrap();
+    written(
+        &node,
+        &changes(&node, &compute, &Nodes::All, &terms).unwrap(),
+        Force::No,
+    )
+    .unwrap();
     let storage = |rail| told(&of("storage-0", "10.50.0.0/31", "10.50.0.1", rail));
     assert!(storage(0).contains("rail 0 of node n"), "{}", storage(0));
     golden::says("railctl", "import: two pools of one rail", storage(0));
@@ -117,7 +146,12 @@ fn the_dead_and_the_unchanged_stop_nothing() {
     let same = changes(&node, &plan("10.0.0.0/31", "10.0.0.1"), &Nodes::All, &PRUNE).unwrap();
     assert!(same.outside.is_empty() && same.warnings.is_empty());
     std::fs::remove_file(temp.path().join("netns")).unwrap();
-    assert!(changes(&node, &nothing(), &Nodes::All, &PRUNE).unwrap().outside.is_empty());
+    assert!(
+        changes(&node, &nothing(), &Nodes::All, &PRUNE)
+            .unwrap()
+            .outside
+            .is_empty()
+    );
 }
 
 #[test]
@@ -129,7 +163,9 @@ fn a_pod_that_keeps_its_address_but_not_its_gateway_is_a_warning() {
     ours.gateway = None;
     let import = changes(&node, &pools, &Nodes::All, &PRUNE).unwrap();
     assert!(import.outside.is_empty());
-    assert!(import.warnings[0].contains("10.0.0.0") && import.warnings[0].contains("created again"));
+    assert!(
+        import.warnings[0].contains("10.0.0.0") && import.warnings[0].contains("created again")
+    );
     written(&node, &import, Force::No).unwrap();
 }
 
@@ -139,17 +175,29 @@ fn a_node_that_gets_another_prefix_or_gateway_is_a_warning() {
     let temp = tempfile::tempdir().unwrap();
     let node = pod(temp.path());
     std::fs::remove_file(temp.path().join("netns")).unwrap();
-    for (prefix, gateway, count) in
-        [("10.0.0.0/31", "10.0.0.1", 0), ("10.0.0.2/31", "10.0.0.3", 1), ("10.0.0.0/31", "10.0.0.0", 1)]
-    {
+    for (prefix, gateway, count) in [
+        ("10.0.0.0/31", "10.0.0.1", 0),
+        ("10.0.0.2/31", "10.0.0.3", 1),
+        ("10.0.0.0/31", "10.0.0.0", 1),
+    ] {
         let import = changes(&node, &plan(prefix, gateway), &Nodes::All, &PRUNE).unwrap();
-        assert_eq!(import.warnings.len(), count, "{prefix} {gateway}: {:?}", import.warnings);
+        assert_eq!(
+            import.warnings.len(),
+            count,
+            "{prefix} {gateway}: {:?}",
+            import.warnings
+        );
         if let [told] = &import.warnings[..] {
             golden::says("railctl", "import: other prefixes or gateways", told);
             assert!(told.starts_with("node n "), "{told}");
         }
     }
-    assert!(changes(&node, &nothing(), &Nodes::All, &PRUNE).unwrap().warnings.is_empty());
+    assert!(
+        changes(&node, &nothing(), &Nodes::All, &PRUNE)
+            .unwrap()
+            .warnings
+            .is_empty()
+    );
     // Pools that get other names leave the addresses on their cables.
     let of = |pools: &[(&str, &str, &str)]| -> BTreeMap<_, _> {
         let pool = |(name, prefix, gateway): &(&str, &str, &str)| {
@@ -160,7 +208,12 @@ fn a_node_that_gets_another_prefix_or_gateway_is_a_warning() {
     };
     let (first, second) = (("10.0.0.0/31", "10.0.0.1"), ("10.0.0.2/31", "10.0.0.3"));
     let before = of(&[("p", first.0, first.1), ("q", second.0, second.1)]);
-    written(&node, &changes(&node, &before, &Nodes::All, &PRUNE).unwrap(), Force::No).unwrap();
+    written(
+        &node,
+        &changes(&node, &before, &Nodes::All, &PRUNE).unwrap(),
+        Force::No,
+    )
+    .unwrap();
     let after = of(&[("q", first.0, first.1), ("r", second.0, second.1)]);
     let import = changes(&node, &after, &Nodes::All, &PRUNE).unwrap();
     assert!(import.warnings.is_empty(), "{:?}", import.warnings);
@@ -172,29 +225,46 @@ fn a_lease_that_cannot_be_read_stops_too() {
     let temp = tempfile::tempdir().unwrap();
     let node = pod(temp.path());
     let folder = temp.path().join("run/leases/n/p");
-    let file = std::fs::read_dir(folder).unwrap().flatten().find(|file| file.file_name() != "lock");
+    let file = std::fs::read_dir(folder)
+        .unwrap()
+        .flatten()
+        .find(|file| file.file_name() != "lock");
     std::fs::write(file.unwrap().path(), "x").unwrap();
     let import = changes(&node, &nothing(), &Nodes::All, &PRUNE).unwrap();
     assert!(import.outside[0].to_string().contains("--address 10.0.0.0"));
     assert!(written(&node, &import, Force::No).is_err());
 }
 
-/// `a` and `b` have the first two prefixes of `p`, of which `gone` are taken out; `new` have the same ones.
+/// `a` and `b` have the first two prefixes of `p`, of which `gone` are taken out; `new` have the
+/// same ones.
 fn two(gone: &[&str], new: &[(&str, &str)]) -> Pools {
     let all = [("a", "10.0.0.0/31"), ("b", "10.0.0.2/31")];
-    let rows = all.iter().filter(|(name, _)| !gone.contains(name)).chain(new);
+    let rows = all
+        .iter()
+        .filter(|(name, _)| !gone.contains(name))
+        .chain(new);
     let rows = rows.map(|(name, prefix)| ((*name).to_owned(), allocation(prefix, None)));
     BTreeMap::from([("p".to_owned(), rows.collect())])
 }
 
 fn terms(prune: bool, replaces: &[(&str, &str)]) -> Terms {
-    let replaces = replaces.iter().map(|(new, old)| ((*new).to_owned(), (*old).to_owned())).collect();
-    Terms { prune, scope: Scope::WholeStore, replaces }
+    let replaces = replaces
+        .iter()
+        .map(|(new, old)| ((*new).to_owned(), (*old).to_owned()))
+        .collect();
+    Terms {
+        prune,
+        scope: Scope::WholeStore,
+        replaces,
+    }
 }
 
 fn shown(import: &Import) -> Vec<String> {
     let shown = |line: &Line| {
-        let place = line.takes_place_of.as_ref().map_or_else(String::new, |other| format!(" of {other}"));
+        let place = line
+            .takes_place_of
+            .as_ref()
+            .map_or_else(String::new, |other| format!(" of {other}"));
         format!("{} {}{place}", line.node_name, line.change())
     };
     import.lines.iter().map(shown).collect()
@@ -213,20 +283,45 @@ fn a_node_that_the_plan_no_longer_names_stays_until_it_is_pruned() {
     for nodes in [Nodes::All, Nodes::Own("b".into()), Nodes::All] {
         let (lines, warnings) = put(&two(&["a"], &[]), &nodes, &terms(false, &[]));
         assert_eq!(lines, ["b same"]);
-        assert_eq!(warnings.len(), usize::from(matches!(nodes, Nodes::All)), "{warnings:?}");
+        assert_eq!(
+            warnings.len(),
+            usize::from(matches!(nodes, Nodes::All)),
+            "{warnings:?}"
+        );
         for warning in warnings {
             golden::says("railctl", "import: a node is not in the plan", &warning);
             assert!(warning.starts_with("node a "), "{warning}");
         }
     }
-    let (lines, warnings) = put(&two(&["a"], &[]), &Nodes::Own("a".into()), &terms(false, &[]));
+    let (lines, warnings) = put(
+        &two(&["a"], &[]),
+        &Nodes::Own("a".into()),
+        &terms(false, &[]),
+    );
     assert!(lines.is_empty());
     assert!(warnings[0].starts_with("node a "), "{warnings:?}");
     assert!(warnings[1].contains("--prune"), "{warnings:?}");
-    let own = changes(&node, &two(&["a"], &[]), &Nodes::Own("a".into()), &terms(true, &[])).unwrap_err();
+    let own = changes(
+        &node,
+        &two(&["a"], &[]),
+        &Nodes::Own("a".into()),
+        &terms(true, &[]),
+    )
+    .unwrap_err();
     assert!(own.to_string().contains("--node a"), "{own}");
-    assert_eq!(put(&two(&["a"], &[]), &Nodes::One("a".into()), &terms(true, &[])).0, ["a removed"]);
-    assert_eq!(put(&two(&["a"], &[]), &Nodes::All, &terms(true, &[])).0, ["b same"]);
+    assert_eq!(
+        put(
+            &two(&["a"], &[]),
+            &Nodes::One("a".into()),
+            &terms(true, &[])
+        )
+        .0,
+        ["a removed"]
+    );
+    assert_eq!(
+        put(&two(&["a"], &[]), &Nodes::All, &terms(true, &[])).0,
+        ["b same"]
+    );
 }
 
 /// Of a node without anything in the store, the name is wrong.
@@ -240,13 +335,24 @@ fn a_node_that_the_plan_no_longer_names_stays_although_its_pools_have_other_name
     let rows = renamed.remove("p").unwrap();
     renamed.insert("q".to_owned(), rows);
     for (scope, pool) in [(Scope::OwnPools, 0), (Scope::WholeStore, 1)] {
-        let terms = Terms { scope, ..Terms::default() };
+        let terms = Terms {
+            scope,
+            ..Terms::default()
+        };
         let import = changes(&node, &renamed, &Nodes::Own("a".into()), &terms).unwrap();
         assert!(import.lines.is_empty());
         assert_eq!(import.warnings.len(), 1 + pool, "{:?}", import.warnings);
         let mut all = import.warnings.iter().zip(["node a ", "pool p "]);
-        assert!(all.all(|(warning, what)| warning.starts_with(what)), "{:?}", import.warnings);
-        golden::says("railctl", &format!("import: a renamed pool, {scope:?}"), import.warnings.join("\n"));
+        assert!(
+            all.all(|(warning, what)| warning.starts_with(what)),
+            "{:?}",
+            import.warnings
+        );
+        golden::says(
+            "railctl",
+            &format!("import: a renamed pool, {scope:?}"),
+            import.warnings.join("\n"),
+        );
         let unknown = changes(&node, &renamed, &Nodes::Own("c".into()), &terms).unwrap_err();
         assert!(unknown.to_string().contains("node c"), "{unknown}");
     }
@@ -261,32 +367,57 @@ fn a_node_takes_the_place_of_another_only_when_that_is_meant() {
         let told: Vec<_> = import.taken.iter().map(Taken::to_string).collect();
         let written = written(&node, &import, Force::No);
         assert_eq!(written.is_err(), !told.is_empty(), "{written:?}");
-        if written.is_ok() { Ok(shown(&import)) } else { Err(told.join("; ")) }
+        if written.is_ok() {
+            Ok(shown(&import))
+        } else {
+            Err(told.join("; "))
+        }
     };
     put(&two(&[], &[]), &Nodes::All, &terms(false, &[])).unwrap();
     let new = two(&["a"], &[("c", "10.0.0.0/31")]);
     for nodes in [Nodes::All, Nodes::Own("c".into())] {
         let told = put(&new, &nodes, &terms(false, &[])).unwrap_err();
         golden::says("railctl", "import: a prefix of another node", &told);
-        for part in ["node c ", "10.0.0.0/31", "node a in pool p", "--replaces c=a", "--prune"] {
+        for part in [
+            "node c ",
+            "10.0.0.0/31",
+            "node a in pool p",
+            "--replaces c=a",
+            "--prune",
+        ] {
             assert!(told.contains(part), "{part}: {told}");
         }
     }
     // A part of it, or more than it.
     for prefix in ["10.0.0.0/30", "10.0.0.0/32"] {
         let new = two(&["a", "b"], &[("c", prefix)]);
-        assert!(put(&new, &Nodes::All, &terms(false, &[])).unwrap_err().contains("node c "), "{prefix}");
+        assert!(
+            put(&new, &Nodes::All, &terms(false, &[]))
+                .unwrap_err()
+                .contains("node c "),
+            "{prefix}"
+        );
     }
-    for (pairs, why) in
-        [(&[("c", "b")][..], "replaces b"), (&[("d", "a")], "replaces"), (&[("b", "a"), ("c", "a")], " a")]
-    {
-        let error = changes(&node, &new, &Nodes::All, &terms(false, pairs)).unwrap_err().to_string();
+    for (pairs, why) in [
+        (&[("c", "b")][..], "replaces b"),
+        (&[("d", "a")], "replaces"),
+        (&[("b", "a"), ("c", "a")], " a"),
+    ] {
+        let error = changes(&node, &new, &Nodes::All, &terms(false, pairs))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(why), "{error}");
         golden::says("railctl", &format!("import: --replaces {pairs:?}"), error);
     }
     let replaced = terms(false, &[("c", "a")]);
-    assert_eq!(put(&new, &Nodes::Own("c".into()), &replaced).unwrap(), ["a removed", "c new of a"]);
-    assert_eq!(put(&new, &Nodes::All, &replaced).unwrap(), ["b same", "c same"]);
+    assert_eq!(
+        put(&new, &Nodes::Own("c".into()), &replaced).unwrap(),
+        ["a removed", "c new of a"]
+    );
+    assert_eq!(
+        put(&new, &Nodes::All, &replaced).unwrap(),
+        ["b same", "c same"]
+    );
     // Where both move, the row tells.
     let swapped = two(&["b"], &[("b", "10.0.0.0/31"), ("c", "10.0.0.2/31")]);
     let swapped = BTreeMap::from([("p".to_owned(), {
@@ -294,7 +425,10 @@ fn a_node_takes_the_place_of_another_only_when_that_is_meant() {
         rows.remove("a");
         rows
     })]);
-    assert_eq!(put(&swapped, &Nodes::Own("b".into()), &terms(false, &[])).unwrap(), ["b changed of c"]);
+    assert_eq!(
+        put(&swapped, &Nodes::Own("b".into()), &terms(false, &[])).unwrap(),
+        ["b changed of c"]
+    );
 }
 
 /// Its pods hold addresses in the pool of the old name, of which the new one knows nothing.
@@ -333,13 +467,25 @@ fn a_pod_of_the_node_that_is_replaced_stops_the_plan() {
     rows.insert("new".to_owned(), ours);
     let replaced = terms(false, &[("new", "n")]);
     let import = changes(&node, &pools, &Nodes::Own("new".into()), &replaced).unwrap();
-    assert!(import.outside[0].to_string().contains("pod ai/trainer"), "{:?}", import.outside);
-    assert!(written(&node, &import, Force::No).unwrap_err().to_string().contains("1 live leases"));
+    assert!(
+        import.outside[0].to_string().contains("pod ai/trainer"),
+        "{:?}",
+        import.outside
+    );
+    assert!(
+        written(&node, &import, Force::No)
+            .unwrap_err()
+            .to_string()
+            .contains("1 live leases")
+    );
     // Also where the store has nothing of it any more.
     std::fs::remove_dir_all(temp.path().join("store/n")).unwrap();
     let import = changes(&node, &pools, &Nodes::Own("new".into()), &terms(false, &[])).unwrap();
     let told = import.outside[0].to_string();
-    assert!(told.contains("node n: 10.0.0.0 ") && told.contains("node new"), "{told}");
+    assert!(
+        told.contains("node n: 10.0.0.0 ") && told.contains("node new"),
+        "{told}"
+    );
     written(&node, &import, Force::Yes).unwrap();
     let again = changes(&node, &pools, &Nodes::Own("new".into()), &replaced).unwrap();
     assert!(again.outside.is_empty() && shown(&again) == ["new same"]);

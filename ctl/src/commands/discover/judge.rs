@@ -73,21 +73,35 @@ fn pair(rows: &mut [Row], pci: &Pci) {
     for gpu in &pci.gpus {
         let near: Vec<Near> = rows
             .iter()
-            .map(|row| match row.seen.host_use.is_some() && !row.is_planned() {
-                true => Near::Apart,
-                false => gpu.near(&row.seen.nic),
-            })
+            .map(
+                |row| match row.seen.host_use.is_some() && !row.is_planned() {
+                    true => Near::Apart,
+                    false => gpu.near(&row.seen.nic),
+                },
+            )
             .collect();
         // A NUMA node has GPUs of several rails.
-        let Some(nearest) = near.iter().min().copied().filter(|near| *near < Near::Numa) else { continue };
-        let of: Vec<usize> = (0..rows.len()).filter(|row| near[*row] == nearest).collect();
+        let Some(nearest) = near.iter().min().copied().filter(|near| *near < Near::Numa) else {
+            continue;
+        };
+        let of: Vec<usize> = (0..rows.len())
+            .filter(|row| near[*row] == nearest)
+            .collect();
         for row in &of {
-            let others = of.iter().filter(|other| !rows[**other].seen.nic.is_same_card(&rows[*row].seen.nic));
-            let others: Vec<_> = others.map(|other| rows[*other].seen.nic.id.clone()).collect();
+            let others = of
+                .iter()
+                .filter(|other| !rows[**other].seen.nic.is_same_card(&rows[*row].seen.nic));
+            let others: Vec<_> = others
+                .map(|other| rows[*other].seen.nic.id.clone())
+                .collect();
             let row = &mut rows[*row];
             row.gpus.push((gpu.id.clone(), nearest));
             if !others.is_empty() {
-                row.contradictions.push(format!("{} is as near to GPU {}", others.join(", "), gpu.id));
+                row.contradictions.push(format!(
+                    "{} is as near to GPU {}",
+                    others.join(", "),
+                    gpu.id
+                ));
             }
         }
     }
@@ -106,7 +120,10 @@ fn pair(rows: &mut [Row], pci: &Pci) {
             [(gpu, near)] => row.reasons.push(format!("{} with GPU {gpu}", near.text())),
             several => {
                 let all: Vec<_> = several.iter().map(|(gpu, _)| gpu.as_str()).collect();
-                row.reasons.push(format!("nearest to the GPUs {}, which share it", all.join(", ")));
+                row.reasons.push(format!(
+                    "nearest to the GPUs {}, which share it",
+                    all.join(", ")
+                ));
             }
         }
     }
@@ -114,23 +131,34 @@ fn pair(rows: &mut [Row], pci: &Pci) {
 
 /// Takes the rail that the plan says.
 fn by_plan(row: &mut Row) {
-    let Seen { by_leaf, by_address, leaf, .. } = &row.seen;
+    let Seen {
+        by_leaf,
+        by_address,
+        leaf,
+        ..
+    } = &row.seen;
     let end = leaf.as_deref().unwrap_or("the leaf");
     match (by_leaf, by_address) {
         (Some(one), Some(other)) if one != other => {
-            let text = format!("its cable is in {end}, of rail {one}, and its address is of rail {other}");
+            let text =
+                format!("its cable is in {end}, of rail {one}, and its address is of rail {other}");
             row.contradictions.push(text);
         }
         (Some(rail), _) => {
             row.rail = Some(*rail);
-            row.reasons.push(format!("its cable is in {end}, which the plan has for rail {rail}"));
+            row.reasons.push(format!(
+                "its cable is in {end}, which the plan has for rail {rail}"
+            ));
         }
         (None, Some(rail)) => {
             row.rail = Some(*rail);
             row.reasons.push(format!("its address is of rail {rail}"));
         }
         (None, None) => {
-            row.reasons.extend(leaf.as_ref().map(|leaf| format!("{leaf} is not a leaf port of the plan")));
+            row.reasons.extend(
+                leaf.as_ref()
+                    .map(|leaf| format!("{leaf} is not a leaf port of the plan")),
+            );
         }
     }
     if let Some(why) = row.seen.host_use.clone().filter(|_| !row.is_planned()) {
@@ -138,33 +166,54 @@ fn by_plan(row: &mut Row) {
     }
 }
 
-/// Numbers what the plan does not, by the order of the addresses on PCI, unless that contradicts the plan or the order of GPUs.
+/// Numbers what the plan does not, by the order of the addresses on PCI, unless that contradicts
+/// the plan or the order of GPUs.
 fn by_order(rows: &mut [Row], pci: &Pci) {
     let mut cards: Vec<Vec<usize>> = Vec::new();
-    for (index, row) in rows.iter().enumerate().filter(|(_, row)| row.is_candidate()) {
-        match cards.last_mut().filter(|card| rows[card[0]].seen.nic.is_same_card(&row.seen.nic)) {
+    for (index, row) in rows
+        .iter()
+        .enumerate()
+        .filter(|(_, row)| row.is_candidate())
+    {
+        match cards
+            .last_mut()
+            .filter(|card| rows[card[0]].seen.nic.is_same_card(&row.seen.nic))
+        {
             Some(card) => card.push(index),
             None => cards.push(vec![index]),
         }
     }
-    let is_clear = cards.iter().flatten().all(|row| rows[*row].contradictions.is_empty());
+    let is_clear = cards
+        .iter()
+        .flatten()
+        .all(|row| rows[*row].contradictions.is_empty());
     let first_gpu = |row: &Row| {
-        let places = row.gpus.iter().filter_map(|(gpu, _)| pci.gpus.iter().position(|one| one.id == *gpu));
+        let places = row
+            .gpus
+            .iter()
+            .filter_map(|(gpu, _)| pci.gpus.iter().position(|one| one.id == *gpu));
         places.min()
     };
-    let orders: Vec<_> = cards.iter().filter_map(|card| first_gpu(&rows[card[0]])).collect();
+    let orders: Vec<_> = cards
+        .iter()
+        .filter_map(|card| first_gpu(&rows[card[0]]))
+        .collect();
     let is_in_order = orders.is_sorted();
     // With planes, a number is that of the rail and eight for each plane.
-    let known: Vec<_> = rows.iter().map(|row| row.rail.map(|rail| rail % RAILS)).collect();
+    let known: Vec<_> = rows
+        .iter()
+        .map(|row| row.rail.map(|rail| rail % RAILS))
+        .collect();
     let is_crossed = |index: usize, rail: u8| {
         let rail = rail % RAILS;
         known[..index].iter().flatten().any(|before| *before > rail)
             || known[index..].iter().flatten().any(|after| *after < rail)
     };
     let numbered: Vec<_> = cards.iter().zip(0u8..).collect();
-    let is_planned_so = numbered
-        .iter()
-        .all(|(card, number)| card.iter().all(|row| rows[*row].rail.is_none_or(|rail| rail == *number)));
+    let is_planned_so = numbered.iter().all(|(card, number)| {
+        card.iter()
+            .all(|row| rows[*row].rail.is_none_or(|rail| rail == *number))
+    });
     for (card, number) in numbered {
         for index in card {
             let row = &mut rows[*index];
@@ -198,27 +247,36 @@ fn by_order(rows: &mut [Row], pci: &Pci) {
 fn compare(row: &mut Row) {
     if let (Some(present), Some(rail)) = (row.seen.present, row.rail) {
         if present != rail {
-            row.contradictions.push(format!("node.json has it for rail {present}"));
+            row.contradictions
+                .push(format!("node.json has it for rail {present}"));
         }
     }
     if let (Some(present), None) = (row.seen.present, row.rail) {
-        row.reasons.push(format!("node.json has it for rail {present}"));
+        row.reasons
+            .push(format!("node.json has it for rail {present}"));
     }
 }
 
 /// Two NICs of one rail are planes only if the plan has both.
 fn refuse_twice(rows: &mut [Row]) {
-    let all: Vec<_> = rows.iter().map(|row| (row.rail, row.is_planned())).collect();
+    let all: Vec<_> = rows
+        .iter()
+        .map(|row| (row.rail, row.is_planned()))
+        .collect();
     for (index, row) in rows.iter_mut().enumerate() {
         let is_same = |other: usize| other != index && all[other].0 == row.rail;
         let is_twice = row.rail.is_some()
             && (0..all.len()).any(|other| is_same(other) && !(all[other].1 && all[index].1));
         if is_twice {
-            row.contradictions.push("another NIC claims the same rail".to_owned());
+            row.contradictions
+                .push("another NIC claims the same rail".to_owned());
         }
     }
     // What contradicts itself is no proposal, except for what the leaf itself says.
-    for row in rows.iter_mut().filter(|row| !row.contradictions.is_empty() && row.seen.by_leaf.is_none()) {
+    for row in rows
+        .iter_mut()
+        .filter(|row| !row.contradictions.is_empty() && row.seen.by_leaf.is_none())
+    {
         row.rail = None;
     }
 }

@@ -1,4 +1,5 @@
-//! `railctl discover`: proposes the rails of node.json, by leaves, plan and PCI, with the reason of each row.
+//! `railctl discover`: proposes the rails of node.json, by leaves, plan and PCI, with the reason of
+//! each row.
 
 mod judge;
 mod pci;
@@ -50,27 +51,40 @@ pub fn discover(node: &Node, args: &DiscoverArgs, output: Output) -> Result<Exit
     let rows = judge(seen, &pci);
     let proposal = proposal(&rows);
     let candidates: Vec<_> = rows.iter().filter(|row| row.is_candidate()).collect();
-    let is_clear = candidates.iter().all(|row| row.rail.is_some() && row.contradictions.is_empty());
+    let is_clear = candidates
+        .iter()
+        .all(|row| row.rail.is_some() && row.contradictions.is_empty());
     let is_clear = is_clear && !candidates.is_empty();
     if let Some(path) = &args.write {
         if !is_clear {
-            let what = "nothing is written, because not every row is certain: see `railctl discover`";
+            let what =
+                "nothing is written, because not every row is certain: see `railctl discover`";
             return Err(failure!(InvalidConfig, "{}: {what}", path.display()));
         }
-        let mut file = File::options().write(true).create_new(true).mode(0o644).open(path);
-        let written = file.as_mut().map_err(|error| std::io::Error::new(error.kind(), error.to_string()));
+        let mut file = File::options()
+            .write(true)
+            .create_new(true)
+            .mode(0o644)
+            .open(path);
+        let written = file
+            .as_mut()
+            .map_err(|error| std::io::Error::new(error.kind(), error.to_string()));
         written
             .and_then(|file| file.write_all(proposal.as_bytes()))
             .with_context(|| format!("cannot write {}: it already exists", path.display()))?;
     }
     output::print(&match output {
-        Output::Json => {
-            output::pretty(&json!({"gpus": pci.gpus.iter().map(|gpu| &gpu.id).collect::<Vec<_>>(),
-            "nics": rows.iter().map(json_of).collect::<Vec<_>>(), "isCertain": is_clear}))
-        }
+        Output::Json => output::pretty(
+            &json!({"gpus": pci.gpus.iter().map(|gpu| &gpu.id).collect::<Vec<_>>(),
+            "nics": rows.iter().map(json_of).collect::<Vec<_>>(), "isCertain": is_clear}),
+        ),
         Output::Table => table(&rows, &proposal),
     })?;
-    Ok(if is_clear { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if is_clear {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Looks at each NIC, and listens on all at once.
@@ -96,21 +110,29 @@ fn see(nics: &[Device], node: &Node, time: Duration) -> Result<Vec<Seen>> {
             .iter()
             .map(|link| scope.spawn(move || link.as_ref().filter(can_hear).and_then(listen)))
             .collect();
-        threads.into_iter().map(|thread| thread.join().ok().flatten()).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().ok().flatten())
+            .collect()
     });
     let mut all = Vec::new();
     for ((nic, link), heard) in nics.iter().zip(links).zip(heard) {
-        let by_address = link.as_ref().map_or(Ok(None), |link| rail_of_address(link, node, &mut host))?;
+        let by_address = link
+            .as_ref()
+            .map_or(Ok(None), |link| rail_of_address(link, node, &mut host))?;
         let host_use = link.as_ref().and_then(|link| {
             let used = refuse_parts(&link.name, link, node, &mut host)
                 .and_then(|()| refuse_addresses(&link.name, link, &mut host));
             used.err().map(|error| format!("{error:#}"))
         });
         let is_its = |row: &&rail_cni::node::RailPf| {
-            row.pf.eq_ignore_ascii_case(&nic.id) || link.as_ref().is_some_and(|link| link.name == row.pf)
+            row.pf.eq_ignore_ascii_case(&nic.id)
+                || link.as_ref().is_some_and(|link| link.name == row.pf)
         };
         all.push(Seen {
-            by_leaf: heard.as_ref().and_then(|heard| rail_of_leaf(heard, &planned)),
+            by_leaf: heard
+                .as_ref()
+                .and_then(|heard| rail_of_leaf(heard, &planned)),
             leaf: heard.as_ref().map(cables::described),
             by_address,
             host_use,
@@ -123,16 +145,22 @@ fn see(nics: &[Device], node: &Node, time: Duration) -> Result<Vec<Seen>> {
 }
 
 fn netdev(nic: &Device, node: &Node, host: &mut Socket) -> Result<Option<Link>> {
-    let Some(id) = DeviceId::parse(&nic.id) else { return Ok(None) };
+    let Some(id) = DeviceId::parse(&nic.id) else {
+        return Ok(None);
+    };
     let function = Function::find(&node.sysfs_root, &id)?;
-    let name = function.map(|function| function.netdev()).transpose()?.flatten();
+    let name = function
+        .map(|function| function.netdev())
+        .transpose()?
+        .flatten();
     name.map_or(Ok(None), |name| link::by_name(host, &name))
 }
 
 /// The only rail that the plan has this end for.
 fn rail_of_leaf(heard: &Neighbour, planned: &[(u8, LeafPort)]) -> Option<u8> {
-    let here =
-        planned.iter().filter(|(_, port)| port.port.is_some() && cables::is_at(heard, port) == Some(true));
+    let here = planned
+        .iter()
+        .filter(|(_, port)| port.port.is_some() && cables::is_at(heard, port) == Some(true));
     let mut rails: Vec<_> = here.map(|(rail, _)| *rail).collect();
     rails.dedup();
     match rails[..] {
@@ -144,21 +172,36 @@ fn rail_of_leaf(heard: &Neighbour, planned: &[(u8, LeafPort)]) -> Option<u8> {
 /// The rail whose prefix has an address of the netdev.
 fn rail_of_address(link: &Link, node: &Node, host: &mut Socket) -> Result<Option<u8>> {
     let addresses = address::all(host, link.index)?;
-    let is_here = |prefix: ipnet::IpNet| addresses.iter().any(|one| prefix.contains(&one.net.addr()));
+    let is_here =
+        |prefix: ipnet::IpNet| addresses.iter().any(|one| prefix.contains(&one.net.addr()));
     let pools = store::allocations(node);
-    let found = pools.iter().find(|(_, allocation)| is_here(allocation.prefix));
+    let found = pools
+        .iter()
+        .find(|(_, allocation)| is_here(allocation.prefix));
     Ok(found.and_then(|(pool, allocation)| allocation.rail.or_else(|| rail_in(pool))))
 }
 
 /// A node.json of what is known.
 fn proposal(rows: &[Row]) -> String {
-    let mut rails: Vec<_> = rows.iter().filter_map(|row| Some((row.rail?, &row.seen.nic.id))).collect();
+    let mut rails: Vec<_> = rows
+        .iter()
+        .filter_map(|row| Some((row.rail?, &row.seen.nic.id)))
+        .collect();
     rails.sort();
-    let lines: Vec<_> =
-        rails.iter().map(|(rail, pf)| format!("    {{\"rail\": {rail}, \"pf\": {}}}", json!(pf))).collect();
+    let lines: Vec<_> = rails
+        .iter()
+        .map(|(rail, pf)| format!("    {{\"rail\": {rail}, \"pf\": {}}}", json!(pf)))
+        .collect();
     let is_in_order = rails.is_sorted_by(|one, other| one.1 <= other.1);
-    let order = if is_in_order { "" } else { "  \"railsInPciOrder\": false,\n" };
-    format!("{{\n{order}  \"rails\": [\n{}\n  ]\n}}\n", lines.join(",\n"))
+    let order = if is_in_order {
+        ""
+    } else {
+        "  \"railsInPciOrder\": false,\n"
+    };
+    format!(
+        "{{\n{order}  \"rails\": [\n{}\n  ]\n}}\n",
+        lines.join(",\n")
+    )
 }
 
 fn table(rows: &[Row], proposal: &str) -> String {
@@ -171,7 +214,9 @@ fn table(rows: &[Row], proposal: &str) -> String {
                 (None, true) => "?".to_owned(),
                 (None, false) => String::new(),
             };
-            let Seen { nic, netdev, leaf, .. } = &row.seen;
+            let Seen {
+                nic, netdev, leaf, ..
+            } = &row.seen;
             let reasons = row.reasons.join("; ");
             vec![
                 rail,
@@ -183,9 +228,14 @@ fn table(rows: &[Row], proposal: &str) -> String {
             ]
         }),
     );
-    let against = rows.iter().flat_map(|row| row.contradictions.iter().map(|text| (&row.seen.nic.id, text)));
-    let lines: Vec<_> =
-        against.map(|(nic, text)| output::printable(&format!("{nic}: {text}")) + "\n").collect();
+    let against = rows.iter().flat_map(|row| {
+        row.contradictions
+            .iter()
+            .map(|text| (&row.seen.nic.id, text))
+    });
+    let lines: Vec<_> = against
+        .map(|(nic, text)| output::printable(&format!("{nic}: {text}")) + "\n")
+        .collect();
     if !lines.is_empty() {
         text += "\n";
     }
@@ -195,7 +245,10 @@ fn table(rows: &[Row], proposal: &str) -> String {
 
 /// The help of the verb lists these keys: new keys may be added, but none may change its meaning.
 fn json_of(row: &Row) -> Value {
-    let gpus = row.gpus.iter().map(|(gpu, near)| json!({"gpu": gpu, "near": near.text()}));
+    let gpus = row
+        .gpus
+        .iter()
+        .map(|(gpu, near)| json!({"gpu": gpu, "near": near.text()}));
     json!({"rail": row.rail, "nic": row.seen.nic.id, "netdev": row.seen.netdev, "isCandidate": row.is_candidate(),
         "gpus": gpus.collect::<Vec<_>>(), "leaf": row.seen.leaf, "reasons": row.reasons, "contradictions": row.contradictions})
 }

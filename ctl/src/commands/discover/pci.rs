@@ -11,7 +11,8 @@ const NVIDIA: u16 = 0x10de;
 const AMD: u16 = 0x1002;
 const INTEL: u16 = 0x8086;
 const MELLANOX: u16 = 0x15b3;
-/// Of the function by which a ConnectX-8 reaches the GPU past the CPU (drivers/infiniband/hw/mlx5/data_direct.c).
+/// Of the function by which a ConnectX-8 reaches the GPU past the CPU
+/// (drivers/infiniband/hw/mlx5/data_direct.c).
 const DATA_DIRECT: u16 = 0x2100;
 
 /// A function of PCI.
@@ -53,7 +54,12 @@ impl Near {
 impl Device {
     /// How near another one is.
     pub fn near(&self, other: &Device) -> Near {
-        let common = self.above.iter().zip(&other.above).take_while(|(one, other)| one == other).count();
+        let common = self
+            .above
+            .iter()
+            .zip(&other.above)
+            .take_while(|(one, other)| one == other)
+            .count();
         if common > 1 {
             Near::Switch(self.above.len() + other.above.len() - 2 * common)
         } else if common == 1 {
@@ -91,16 +97,25 @@ pub struct Pci {
 /// Reads the tree.
 pub fn scan(sysfs: &Path) -> Result<Pci> {
     let folder = sysfs.join("bus/pci/devices");
-    let mut pci = Pci { gpus: Vec::new(), nics: Vec::new(), has_data_direct: false };
-    let entries = fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    let mut pci = Pci {
+        gpus: Vec::new(),
+        nics: Vec::new(),
+        has_data_direct: false,
+    };
+    let entries =
+        fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
     for entry in entries {
         let path = entry?.path();
         let number = |file: &str| {
             let text = fs::read_to_string(path.join(file)).ok()?;
             u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
         };
-        let (Some(class), Some(vendor)) = (number("class"), number("vendor")) else { continue };
-        let Ok(vendor) = u16::try_from(vendor) else { continue };
+        let (Some(class), Some(vendor)) = (number("class"), number("vendor")) else {
+            continue;
+        };
+        let Ok(vendor) = u16::try_from(vendor) else {
+            continue;
+        };
         if vendor == MELLANOX && number("device") == Some(DATA_DIRECT.into()) {
             pci.has_data_direct = true;
         } else if path.join("physfn").is_symlink() {
@@ -109,7 +124,8 @@ pub fn scan(sysfs: &Path) -> Result<Pci> {
             pci.nics.extend(device(&path, vendor));
         } else if is_gpu(class >> 8, vendor) {
             // What is at the root itself is part of the CPU.
-            pci.gpus.extend(device(&path, vendor).filter(|gpu| gpu.above.len() > 1));
+            pci.gpus
+                .extend(device(&path, vendor).filter(|gpu| gpu.above.len() > 1));
         }
     }
     pci.gpus.sort();
@@ -117,8 +133,8 @@ pub fn scan(sysfs: &Path) -> Result<Pci> {
     Ok(pci)
 }
 
-/// By class, VGA (0300), 3D (0302), other displays (0380) and accelerators (1200): AMD's and Intel's are of the latter two. The
-/// display of a BMC is another vendor's.
+/// By class, VGA (0300), 3D (0302), other displays (0380) and accelerators (1200): AMD's and
+/// Intel's are of the latter two. The display of a BMC is another vendor's.
 fn is_gpu(class: u32, vendor: u16) -> bool {
     [NVIDIA, AMD, INTEL].contains(&vendor) && matches!(class, 0x0300 | 0x0302 | 0x0380 | 0x1200)
 }
@@ -135,6 +151,13 @@ fn device(path: &Path, vendor: u16) -> Option<Device> {
         .map(str::to_owned)
         .collect();
     above.reverse();
-    let numa = fs::read_to_string(path.join("numa_node")).ok().and_then(|text| text.trim().parse().ok());
-    Some(Device { id, above, numa, vendor })
+    let numa = fs::read_to_string(path.join("numa_node"))
+        .ok()
+        .and_then(|text| text.trim().parse().ok());
+    Some(Device {
+        id,
+        above,
+        numa,
+        vendor,
+    })
 }

@@ -24,7 +24,11 @@ impl Tree {
         fs::create_dir_all(&at).unwrap();
         let words: Vec<_> = kind.split(' ').collect();
         for (file, text) in ["class", "vendor", "device"].iter().zip(words) {
-            fs::write(at.join(file), format!("0x{}\n", text.trim_start_matches("0x"))).unwrap();
+            fs::write(
+                at.join(file),
+                format!("0x{}\n", text.trim_start_matches("0x")),
+            )
+            .unwrap();
         }
         fs::write(at.join("numa_node"), numa).unwrap();
         let id = Path::new(path).file_name().unwrap();
@@ -34,10 +38,17 @@ impl Tree {
 
     /// A switch behind a root port, with a port for each device.
     fn switch(&self, bus: u8, devices: &[&str], numa: &str) {
-        let top = format!("pci0000:{bus:02x}/0000:{bus:02x}:01.0/0000:{:02x}:00.0", bus + 1);
+        let top = format!(
+            "pci0000:{bus:02x}/0000:{bus:02x}:01.0/0000:{:02x}:00.0",
+            bus + 1
+        );
         for (port, kind) in devices.iter().enumerate() {
             let port = u8::try_from(port).unwrap();
-            let place = format!("{top}/0000:{:02x}:{port:02x}.0/0000:{:02x}:00.0", bus + 2, bus + 3 + port);
+            let place = format!(
+                "{top}/0000:{:02x}:{port:02x}.0/0000:{:02x}:00.0",
+                bus + 2,
+                bus + 3 + port
+            );
             self.add(&place, kind, numa);
         }
     }
@@ -47,17 +58,32 @@ impl Tree {
     }
 }
 
-/// Eight switches with a GPU and a NIC each, a NIC for storage and one for the host, and the display of a BMC.
+/// Eight switches with a GPU and a NIC each, a NIC for storage and one for the host, and the
+/// display of a BMC.
 fn hgx() -> Tree {
     let tree = Tree::new();
-    for (number, bus) in [0x15, 0x38, 0x48, 0x59, 0x97, 0xb7, 0xc7, 0xd7].into_iter().enumerate() {
+    for (number, bus) in [0x15, 0x38, 0x48, 0x59, 0x97, 0xb7, 0xc7, 0xd7]
+        .into_iter()
+        .enumerate()
+    {
         tree.switch(bus, &[NIC, GPU], if number < 4 { "0" } else { "1" });
     }
     tree.add("pci0000:26/0000:26:01.0/0000:27:00.0", NIC, "0");
-    tree.add("pci0000:00/0000:00:1c.0/0000:02:00.0", "0x020000 8086 1593", "0");
-    tree.add("pci0000:00/0000:00:1d.0/0000:03:00.0", "0x030000 1a03 2000", "0");
-    let vf =
-        tree.add("pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.2", "0x020000 15b3 101e", "0");
+    tree.add(
+        "pci0000:00/0000:00:1c.0/0000:02:00.0",
+        "0x020000 8086 1593",
+        "0",
+    );
+    tree.add(
+        "pci0000:00/0000:00:1d.0/0000:03:00.0",
+        "0x030000 1a03 2000",
+        "0",
+    );
+    let vf = tree.add(
+        "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.2",
+        "0x020000 15b3 101e",
+        "0",
+    );
     symlink("../0000:18:00.0", vf.join("physfn")).unwrap();
     tree
 }
@@ -81,7 +107,9 @@ fn seen(pci: &Pci, change: impl Fn(&mut Seen)) -> Vec<Seen> {
 
 fn rails(rows: &[Row]) -> Vec<(&str, Option<u8>)> {
     let candidates = rows.iter().filter(|row| row.is_candidate());
-    candidates.map(|row| (row.seen.nic.id.as_str(), row.rail)).collect()
+    candidates
+        .map(|row| (row.seen.nic.id.as_str(), row.rail))
+        .collect()
 }
 
 const OF_HGX: [(&str, Option<u8>); 8] = [
@@ -96,7 +124,9 @@ const OF_HGX: [(&str, Option<u8>); 8] = [
 ];
 
 fn against(rows: &[Row]) -> Vec<&str> {
-    rows.iter().flat_map(|row| row.contradictions.iter().map(String::as_str)).collect()
+    rows.iter()
+        .flat_map(|row| row.contradictions.iter().map(String::as_str))
+        .collect()
 }
 
 #[test]
@@ -107,11 +137,21 @@ fn eight_nics_beside_eight_gpus_are_eight_rails_and_storage_and_host_are_none() 
     assert_eq!(rails(&rows), OF_HGX);
     assert!(against(&rows).is_empty(), "{rows:?}");
     let others: Vec<_> = rows.iter().filter(|row| row.rail.is_none()).collect();
-    assert!(others.len() == 2 && others.iter().all(|row| row.reasons.len() == 1), "{others:?}");
-    golden::says("railctl", "discover: a NIC that is not a rail", &others[0].reasons[0]);
+    assert!(
+        others.len() == 2 && others.iter().all(|row| row.reasons.len() == 1),
+        "{others:?}"
+    );
+    golden::says(
+        "railctl",
+        "discover: a NIC that is not a rail",
+        &others[0].reasons[0],
+    );
     let proposed = super::proposal(&rows);
     let node = rail_cni::node::Node::parse(Path::new("node.json"), proposed.as_bytes()).unwrap();
-    assert_eq!((node.rails.len(), node.rails[7].pf.as_str()), (8, "0000:da:00.0"));
+    assert_eq!(
+        (node.rails.len(), node.rails[7].pf.as_str()),
+        (8, "0000:da:00.0")
+    );
 }
 
 #[test]
@@ -126,8 +166,14 @@ fn a_leaf_of_the_plan_stands_before_the_order_and_what_it_contradicts_is_told() 
     };
     let rows = judge(seen(&pci, swapped), &pci);
     let of = |id: &str| rows.iter().find(|row| row.seen.nic.id == id).unwrap();
-    assert_eq!((of("0000:5c:00.0").rail, of("0000:9a:00.0").rail), (Some(4), Some(3)));
-    assert!(of("0000:5c:00.0").contradictions[0].contains("another order"), "{rows:?}");
+    assert_eq!(
+        (of("0000:5c:00.0").rail, of("0000:9a:00.0").rail),
+        (Some(4), Some(3))
+    );
+    assert!(
+        of("0000:5c:00.0").contradictions[0].contains("another order"),
+        "{rows:?}"
+    );
     // Then the order tells nothing of the others.
     assert_eq!(of("0000:18:00.0").rail, None);
     assert!(super::proposal(&rows).contains("\"railsInPciOrder\": false"));
@@ -138,7 +184,14 @@ fn a_leaf_of_the_plan_stands_before_the_order_and_what_it_contradicts_is_told() 
         }),
         &pci,
     );
-    assert_eq!(twice.iter().find(|row| row.seen.by_address.is_some()).unwrap().rail, None);
+    assert_eq!(
+        twice
+            .iter()
+            .find(|row| row.seen.by_address.is_some())
+            .unwrap()
+            .rail,
+        None
+    );
 }
 
 #[test]
@@ -148,14 +201,23 @@ fn two_gpus_may_share_a_nic_and_two_nics_at_one_gpu_are_told_apart_by_the_plan_o
     tree.switch(0x40, &[NIC, GPU, GPU], "1");
     let pci = tree.pci();
     let rows = judge(seen(&pci, |_| ()), &pci);
-    assert_eq!(rails(&rows), [("0000:13:00.0", Some(0)), ("0000:43:00.0", Some(1))]);
-    assert!(rows[0].gpus.len() == 2 && against(&rows).is_empty(), "{rows:?}");
+    assert_eq!(
+        rails(&rows),
+        [("0000:13:00.0", Some(0)), ("0000:43:00.0", Some(1))]
+    );
+    assert!(
+        rows[0].gpus.len() == 2 && against(&rows).is_empty(),
+        "{rows:?}"
+    );
 
     let tree = Tree::new();
     tree.switch(0x10, &[NIC, NIC, GPU], "0");
     let pci = tree.pci();
     let rows = judge(seen(&pci, |_| ()), &pci);
-    assert_eq!(rails(&rows), [("0000:13:00.0", None), ("0000:14:00.0", None)]);
+    assert_eq!(
+        rails(&rows),
+        [("0000:13:00.0", None), ("0000:14:00.0", None)]
+    );
     assert_eq!(against(&rows).len(), 2, "{rows:?}");
     // One carries the node, so the other is the rail.
     let rows = judge(
@@ -165,20 +227,38 @@ fn two_gpus_may_share_a_nic_and_two_nics_at_one_gpu_are_told_apart_by_the_plan_o
         &pci,
     );
     assert_eq!(rails(&rows), [("0000:14:00.0", Some(0))]);
-    let rows = judge(seen(&pci, |seen| seen.by_leaf = (seen.nic.id == "0000:13:00.0").then_some(5)), &pci);
-    assert_eq!(rails(&rows), [("0000:13:00.0", Some(5)), ("0000:14:00.0", None)]);
+    let rows = judge(
+        seen(&pci, |seen| {
+            seen.by_leaf = (seen.nic.id == "0000:13:00.0").then_some(5)
+        }),
+        &pci,
+    );
+    assert_eq!(
+        rails(&rows),
+        [("0000:13:00.0", Some(5)), ("0000:14:00.0", None)]
+    );
 }
 
 #[test]
 fn two_ports_of_a_card_are_planes_only_if_the_plan_says_so() {
     let tree = Tree::new();
     tree.switch(0x10, &[NIC, GPU], "0");
-    tree.add("pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:00.0/0000:13:00.1", NIC, "0");
+    tree.add(
+        "pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:00.0/0000:13:00.1",
+        NIC,
+        "0",
+    );
     let pci = tree.pci();
     let rows = judge(seen(&pci, |_| ()), &pci);
-    assert_eq!(rails(&rows), [("0000:13:00.0", None), ("0000:13:00.1", None)]);
+    assert_eq!(
+        rails(&rows),
+        [("0000:13:00.0", None), ("0000:13:00.1", None)]
+    );
     let rows = judge(seen(&pci, |seen| seen.by_leaf = Some(0)), &pci);
-    assert_eq!(rails(&rows), [("0000:13:00.0", Some(0)), ("0000:13:00.1", Some(0))]);
+    assert_eq!(
+        rails(&rows),
+        [("0000:13:00.0", Some(0)), ("0000:13:00.1", Some(0))]
+    );
     assert!(against(&rows).is_empty(), "{rows:?}");
 }
 
@@ -186,18 +266,41 @@ fn two_ports_of_a_card_are_planes_only_if_the_plan_says_so() {
 fn orders_that_differ_and_one_numa_node_tell_no_rail() {
     // NIC 13 is with GPU 44, and NIC 43 with GPU 14.
     let tree = Tree::new();
-    tree.add("pci0000:10/0000:10:01.0/0000:11:00.0/0000:13:00.0", NIC, "0");
-    tree.add("pci0000:10/0000:10:01.0/0000:11:00.0/0000:44:00.0", GPU, "0");
-    tree.add("pci0000:40/0000:40:01.0/0000:41:00.0/0000:43:00.0", NIC, "0");
-    tree.add("pci0000:40/0000:40:01.0/0000:41:00.0/0000:14:00.0", GPU, "0");
+    tree.add(
+        "pci0000:10/0000:10:01.0/0000:11:00.0/0000:13:00.0",
+        NIC,
+        "0",
+    );
+    tree.add(
+        "pci0000:10/0000:10:01.0/0000:11:00.0/0000:44:00.0",
+        GPU,
+        "0",
+    );
+    tree.add(
+        "pci0000:40/0000:40:01.0/0000:41:00.0/0000:43:00.0",
+        NIC,
+        "0",
+    );
+    tree.add(
+        "pci0000:40/0000:40:01.0/0000:41:00.0/0000:14:00.0",
+        GPU,
+        "0",
+    );
     let pci = tree.pci();
     let rows = judge(seen(&pci, |_| ()), &pci);
-    assert_eq!(rails(&rows), [("0000:13:00.0", None), ("0000:43:00.0", None)]);
+    assert_eq!(
+        rails(&rows),
+        [("0000:13:00.0", None), ("0000:43:00.0", None)]
+    );
     assert!(against(&rows)[0].contains("different orders"), "{rows:?}");
 
     let tree = Tree::new();
     tree.add("pci0000:10/0000:10:01.0/0000:11:00.0", NIC, "0");
-    tree.add("pci0000:40/0000:40:01.0/0000:41:00.0", "0x120000 1002 74a1", "0");
+    tree.add(
+        "pci0000:40/0000:40:01.0/0000:41:00.0",
+        "0x120000 1002 74a1",
+        "0",
+    );
     let pci = tree.pci();
     let rows = judge(seen(&pci, |_| ()), &pci);
     assert_eq!((pci.gpus.len(), rails(&rows)), (1, vec![]));
@@ -207,10 +310,17 @@ fn orders_that_differ_and_one_numa_node_tell_no_rail() {
 fn a_nic_with_data_direct_is_a_rail_by_leaf_or_plan_only() {
     let tree = Tree::new();
     tree.switch(0x10, &["0x088000 15b3 2100", GPU], "0");
-    tree.add("pci0000:00/0000:00:01.0/0000:01:00.0", "0x020000 15b3 1023", "0");
+    tree.add(
+        "pci0000:00/0000:00:01.0/0000:01:00.0",
+        "0x020000 15b3 1023",
+        "0",
+    );
     let pci = tree.pci();
     let rows = judge(seen(&pci, |_| ()), &pci);
-    assert!(rails(&rows).is_empty() && rows[0].reasons[0].contains("ConnectX-8"), "{rows:?}");
+    assert!(
+        rails(&rows).is_empty() && rows[0].reasons[0].contains("ConnectX-8"),
+        "{rows:?}"
+    );
     let rows = judge(seen(&pci, |seen| seen.by_leaf = Some(2)), &pci);
     assert_eq!(rails(&rows), [("0000:01:00.0", Some(2))]);
 }

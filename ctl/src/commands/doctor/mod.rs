@@ -1,5 +1,5 @@
-//! `railctl doctor`: checks whether this node is ready for pods with rails. Each check reports what it saw and
-//! what to do. A check that cannot be made is reported as skipped.
+//! `railctl doctor`: checks whether this node is ready for pods with rails. Each check reports what
+//! it saw and what to do. A check that cannot be made is reported as skipped.
 
 mod infiniband;
 mod moves;
@@ -67,7 +67,13 @@ pub struct Check {
 
 impl Check {
     fn new(verdict: Verdict, name: &'static str, text: impl Into<String>) -> Check {
-        Check { name, verdict, rail: None, text: text.into(), remedy: None }
+        Check {
+            name,
+            verdict,
+            rail: None,
+            text: text.into(),
+            remedy: None,
+        }
     }
 
     fn ok(name: &'static str, text: impl Into<String>) -> Check {
@@ -79,15 +85,25 @@ impl Check {
     }
 
     fn warn(name: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Check {
-        Check { remedy: Some(remedy.into()), ..Check::new(Verdict::Warn, name, text) }
+        Check {
+            remedy: Some(remedy.into()),
+            ..Check::new(Verdict::Warn, name, text)
+        }
     }
 
     fn fail(name: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Check {
-        Check { remedy: Some(remedy.into()), ..Check::new(Verdict::Fail, name, text) }
+        Check {
+            remedy: Some(remedy.into()),
+            ..Check::new(Verdict::Fail, name, text)
+        }
     }
 
     fn on(self, rail: &Rail) -> Check {
-        Check { text: format!("{}: {}", rail.title(), self.text), rail: rail.rail, ..self }
+        Check {
+            text: format!("{}: {}", rail.title(), self.text),
+            rail: rail.rail,
+            ..self
+        }
     }
 
     fn json(&self) -> Value {
@@ -113,12 +129,15 @@ impl Findings {
     }
 
     fn count(&self, verdict: Verdict) -> usize {
-        self.0.iter().filter(|check| check.verdict == verdict).count()
+        self.0
+            .iter()
+            .filter(|check| check.verdict == verdict)
+            .count()
     }
 }
 
-/// Checks the node, with `mtu` where no network of a rail is known here; with `needs_rdma`, also what only RDMA needs.
-/// The exit status is 1 when a check failed.
+/// Checks the node, with `mtu` where no network of a rail is known here; with `needs_rdma`, also
+/// what only RDMA needs. The exit status is 1 when a check failed.
 pub fn doctor(mtu: u32, needs_rdma: bool, output: Output) -> Result<ExitCode> {
     let mut found = Findings::default();
     let node = node::configuration(&mut found);
@@ -159,7 +178,11 @@ pub fn doctor(mtu: u32, needs_rdma: bool, output: Output) -> Result<ExitCode> {
         Output::Json => output::pretty(&found.json(&name)),
         Output::Table => found.text(&name, has_colours()),
     })?;
-    Ok(if found.count(Verdict::Fail) == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if found.count(Verdict::Fail) == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Whether to print colours, following no-color.org.
@@ -171,9 +194,21 @@ fn has_colours() -> bool {
 
 impl Findings {
     fn text(&self, node_name: &str, has_colours: bool) -> String {
-        let width = self.0.iter().map(|check| check.name.len()).max().unwrap_or_default();
+        let width = self
+            .0
+            .iter()
+            .map(|check| check.name.len())
+            .max()
+            .unwrap_or_default();
         let mut text = output::printable(&format!("node {node_name}")) + "\n\n";
-        for Check { name, verdict, text: what, remedy, .. } in &self.0 {
+        for Check {
+            name,
+            verdict,
+            text: what,
+            remedy,
+            ..
+        } in &self.0
+        {
             let colour = match verdict {
                 _ if !has_colours => None,
                 Verdict::Ok => Some(32),
@@ -182,8 +217,10 @@ impl Findings {
                 Verdict::Fail => Some(31),
             };
             let verdict = format!("{:<4}", verdict.to_string());
-            text +=
-                &colour.map_or_else(|| verdict.clone(), |colour| format!("\x1b[{colour}m{verdict}\x1b[0m"));
+            text += &colour.map_or_else(
+                || verdict.clone(),
+                |colour| format!("\x1b[{colour}m{verdict}\x1b[0m"),
+            );
             let line = match remedy {
                 Some(remedy) => format!("  {name:<width$}  {what} -> {remedy}"),
                 None => format!("  {name:<width$}  {what}"),
@@ -199,7 +236,8 @@ impl Findings {
         )
     }
 
-    /// The help of the verb lists these keys: keys and checks may be added, but none may change its meaning.
+    /// The help of the verb lists these keys: keys and checks may be added, but none may change its
+    /// meaning.
     fn json(&self, node_name: &str) -> Value {
         json!({
             "node": node_name,
@@ -220,7 +258,11 @@ mod tests {
             Check::ok("devices", "both are there"),
             Check {
                 rail: Some(3),
-                ..Check::fail("pf-link", "ens3f0 is \x1b[2Jdown", "`ip link set ens3f0 up`")
+                ..Check::fail(
+                    "pf-link",
+                    "ens3f0 is \x1b[2Jdown",
+                    "`ip link set ens3f0 up`",
+                )
             },
             Check::skip("rdma", "this kernel has no RDMA"),
         ])
@@ -231,13 +273,20 @@ mod tests {
         let text = "node n1\n\nok    devices  both are there\nFAIL  pf-link  ens3f0 is ?[2Jdown -> `ip link set ens3f0 up`\n\
             skip  rdma     this kernel has no RDMA\n\nnot ready: 1 ok, 0 warnings, 1 failed, 1 skipped\n";
         assert_eq!(found().text("n1", false), text);
-        assert!(found().text("n1", true).contains("\n\x1b[31mFAIL\x1b[0m  pf-link  ens3f0 is ?[2Jdown"));
+        assert!(
+            found()
+                .text("n1", true)
+                .contains("\n\x1b[31mFAIL\x1b[0m  pf-link  ens3f0 is ?[2Jdown")
+        );
     }
 
     #[test]
     fn the_json_has_every_check() {
         let json = found().json("n1");
-        assert_eq!((&json["ready"], &json["counts"]["fail"]), (&json!(false), &json!(1)));
+        assert_eq!(
+            (&json["ready"], &json["counts"]["fail"]),
+            (&json!(false), &json!(1))
+        );
         assert_eq!(
             json["checks"][1],
             json!({"check": "pf-link", "verdict": "fail", "rail": 3, "text": "ens3f0 is \u{1b}[2Jdown",

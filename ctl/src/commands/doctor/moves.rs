@@ -1,6 +1,7 @@
-//! How long this kernel takes to move a netdev to another network namespace: most of the time of an ADD and of a DEL.
-//! It is tried with a veth, between two namespaces that only one thread of this process is in: the host's devices are
-//! not touched, and all of it ends with the thread, however the process ends.
+//! How long this kernel takes to move a netdev to another network namespace: most of the time of an
+//! ADD and of a DEL. It is tried with a veth, between two namespaces that only one thread of this
+//! process is in: the host's devices are not touched, and all of it ends with the thread, however
+//! the process ends.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -17,14 +18,17 @@ use rail_netlink::link::{self, Move};
 const NAME: &str = "move";
 /// Ways into the pod and back.
 const ROUNDS: u32 = 2;
-/// Eight rails that move in turn take almost a second of a pod's start, of which some runtimes give them two.
+/// Eight rails that move in turn take almost a second of a pod's start, of which some runtimes give
+/// them two.
 const SLOW: Duration = Duration::from_millis(100);
-/// 1 if the kernel waits for no grace period faster than usual (Documentation/admin-guide/kernel-parameters.txt).
+/// 1 if the kernel waits for no grace period faster than usual
+/// (Documentation/admin-guide/kernel-parameters.txt).
 const RCU_NORMAL: &str = "/sys/kernel/rcu_normal";
 
 /// Moves a veth to another namespace and back.
 pub fn check(found: &mut Findings) {
-    let is_normal = std::fs::read_to_string(Path::new(RCU_NORMAL)).is_ok_and(|text| text.trim() == "1");
+    let is_normal =
+        std::fs::read_to_string(Path::new(RCU_NORMAL)).is_ok_and(|text| text.trim() == "1");
     found.add(match fastest() {
         Ok(took) => judge(took, is_normal),
         Err(error) => Check::skip(NAME, format!("{error:#}")),
@@ -32,7 +36,9 @@ pub fn check(found: &mut Findings) {
 }
 
 fn judge(took: Duration, is_normal: bool) -> Check {
-    let tick = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map(Duration::from).unwrap_or_default();
+    let tick = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE)
+        .map(Duration::from)
+        .unwrap_or_default();
     // The code that prints floating point numbers would be in the executable for this line alone.
     let tenths = took.as_micros() / 100;
     let text = format!(
@@ -42,8 +48,13 @@ fn judge(took: Duration, is_normal: bool) -> Check {
         tick.as_millis()
     );
     if is_normal {
-        let remedy = format!("`echo 0 >{RCU_NORMAL}`, unless programs of this node need it for real time");
-        return Check::warn(NAME, format!("{text}; {RCU_NORMAL} is 1, which roughly doubles it"), remedy);
+        let remedy =
+            format!("`echo 0 >{RCU_NORMAL}`, unless programs of this node need it for real time");
+        return Check::warn(
+            NAME,
+            format!("{text}; {RCU_NORMAL} is 1, which roughly doubles it"),
+            remedy,
+        );
     }
     if took > SLOW {
         let remedy = "boot with rcutree.jiffies_till_first_fqs=0; if it is slow even while no pod starts or ends, \
@@ -53,7 +64,8 @@ fn judge(took: Duration, is_normal: bool) -> Check {
     Check::ok(NAME, text)
 }
 
-/// The shortest of some moves. The others may have waited for another program, because the kernel makes one change at a time.
+/// The shortest of some moves. The others may have waited for another program, because the kernel
+/// makes one change at a time.
 fn fastest() -> Result<Duration> {
     let moved = std::thread::scope(|scope| {
         std::thread::Builder::new()
@@ -63,7 +75,10 @@ fn fastest() -> Result<Duration> {
     });
     match moved.context("cannot start a thread")? {
         Ok(took) => took,
-        Err(_) => fail!(Internal, "the thread that moves a netdev panicked: please report it"),
+        Err(_) => fail!(
+            Internal,
+            "the thread that moves a netdev panicked: please report it"
+        ),
     }
 }
 
@@ -73,14 +88,22 @@ fn moves() -> Result<Duration> {
     let (pod, mut inside) = (netns::unnamed()?, Socket::open()?);
     let mut fastest = Duration::MAX;
     for _ in 0..ROUNDS {
-        let into_pod = Move { name: "net1", mtu: Some(9000), ..Move::default() };
+        let into_pod = Move {
+            name: "net1",
+            mtu: Some(9000),
+            ..Move::default()
+        };
         let (link, began) = (find(&mut outside, "rail")?, Instant::now());
         link::move_to(&mut outside, &link, &pod, &into_pod)?;
         fastest = fastest.min(began.elapsed());
 
         let link = find(&mut inside, "net1")?;
         link::set_up(&mut inside, &link)?;
-        let back = Move { name: "rail", mtu: Some(1500), ..Move::default() };
+        let back = Move {
+            name: "rail",
+            mtu: Some(1500),
+            ..Move::default()
+        };
         let began = Instant::now();
         link::move_to(&mut inside, &link, &host, &back)?;
         fastest = fastest.min(began.elapsed());

@@ -1,5 +1,5 @@
-//! The networks that this node knows without an API server: those in the runtime's directory, and those of its
-//! attachments.
+//! The networks that this node knows without an API server: those in the runtime's directory, and
+//! those of its attachments.
 
 use std::path::Path;
 
@@ -29,21 +29,33 @@ pub struct Network {
 }
 
 impl Network {
-    /// Reads the configuration of one plugin, if it is rail-cni's. `lint` reports what is wrong in it.
+    /// Reads the configuration of one plugin, if it is rail-cni's. `lint` reports what is wrong in
+    /// it.
     fn of(plugin: &Value, list: &Value) -> Option<Network> {
-        let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
+        let text =
+            |value: &Value, key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
         if !["rail-cni", RDMA_CNI].contains(&text(plugin, "type")?.as_str()) {
             return None;
         }
         let number = |key: &str| plugin.get(key).and_then(Value::as_u64);
-        let routes = plugin.get("routes").and_then(Value::as_array).into_iter().flatten();
+        let routes = plugin
+            .get("routes")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten();
         Some(Network {
-            name: text(plugin, "name").or_else(|| text(list, "name")).unwrap_or_default(),
+            name: text(plugin, "name")
+                .or_else(|| text(list, "name"))
+                .unwrap_or_default(),
             rail: number("rail").and_then(|rail| rail.try_into().ok()),
-            mtu: number("mtu").and_then(|mtu| mtu.try_into().ok()).filter(|mtu| *mtu != 0),
+            mtu: number("mtu")
+                .and_then(|mtu| mtu.try_into().ok())
+                .filter(|mtu| *mtu != 0),
             min_planes: number("minPlanes").and_then(|count| count.try_into().ok()),
             needs_rdma: text(plugin, "rdma").is_some_and(|rdma| rdma == "required"),
-            routes: routes.filter_map(|route| text(route, "dst")?.parse().ok()).collect(),
+            routes: routes
+                .filter_map(|route| text(route, "dst")?.parse().ok())
+                .collect(),
         })
     }
 
@@ -61,10 +73,16 @@ pub fn known(directory: &Path, inventory: &Inventory) -> Vec<Network> {
         let list: Value = serde_json::from_slice(&text).unwrap_or_default();
         let plugins = list.get("plugins").and_then(Value::as_array).cloned();
         let plugins = plugins.unwrap_or_else(|| vec![list.clone()]);
-        networks.extend(plugins.iter().filter_map(|plugin| Network::of(plugin, &list)));
+        networks.extend(
+            plugins
+                .iter()
+                .filter_map(|plugin| Network::of(plugin, &list)),
+        );
     }
     for one in &inventory.attachments {
-        let Some(ipam) = one.record.lease() else { continue };
+        let Some(ipam) = one.record.lease() else {
+            continue;
+        };
         let config: Value = serde_json::from_str(&ipam.config).unwrap_or_default();
         networks.extend(Network::of(&config, &Value::Null));
     }

@@ -17,8 +17,8 @@ use rail_cni::node::Node;
 use rail_cni::pool::store::{Store, refuse_closed};
 use rail_cni::pool::{Allocation, rail_in};
 
-/// Number of other nodes in the store whose pools are compared with this node's; a large store is not read
-/// completely.
+/// Number of other nodes in the store whose pools are compared with this node's; a large store is
+/// not read completely.
 const OTHER_NODES: usize = 200;
 /// Clocks are set in steps; a smaller difference than this does no harm.
 const STEP: Duration = Duration::from_secs(60);
@@ -28,7 +28,11 @@ pub fn check(node: &Node, inventory: &Inventory, networks: &[Network], found: &m
     let node_name = match rail_cni::pool::node_name(node) {
         Ok(name) => name,
         Err(error) => {
-            return found.add(Check::fail("pools", format!("{error:#}"), "set nodeName in node.json"));
+            return found.add(Check::fail(
+                "pools",
+                format!("{error:#}"),
+                "set nodeName in node.json",
+            ));
         }
     };
     let pools = pools(node, &node_name, inventory, found).unwrap_or_else(|error| {
@@ -49,9 +53,12 @@ pub fn check(node: &Node, inventory: &Inventory, networks: &[Network], found: &m
     }
 }
 
-/// Whether the plan has closed this node. `railctl wait` does not ask: what opens the node may only start after it.
+/// Whether the plan has closed this node. `railctl wait` does not ask: what opens the node may only
+/// start after it.
 pub fn check_closed(node: &Node, found: &mut Findings) {
-    let Ok(node_name) = rail_cni::pool::node_name(node) else { return };
+    let Ok(node_name) = rail_cni::pool::node_name(node) else {
+        return;
+    };
     if let Err(error) = refuse_closed(node, &node_name) {
         let remedy = "add this node to the plan, which rail-agent, `railctl plan` or `railctl import` \
             writes";
@@ -72,7 +79,11 @@ fn pools(
     let ours = store.pools(node_name)?;
     if store.is_unfinished() {
         let text = "a plan is being written to the store, or a write was interrupted: some nodes may still have the previous plan";
-        found.add(Check::warn(name, text, "if this lasts longer than a minute, write the plan again"));
+        found.add(Check::warn(
+            name,
+            text,
+            "if this lasts longer than a minute, write the plan again",
+        ));
     }
     for (pool, allocation) in ours.iter().zip(store.find(node_name, &ours)?) {
         match allocation {
@@ -90,7 +101,10 @@ fn pools(
     let mut others = store.some_nodes(OTHER_NODES + 2);
     let near = store.near(node_name);
     if ours.is_empty() && !node.rails.is_empty() && !node.rails.iter().any(|rail| rail.pool) {
-        found.add(Check::skip(name, "node.json leaves the addresses of all rails to another IPAM plugin"));
+        found.add(Check::skip(
+            name,
+            "node.json leaves the addresses of all rails to another IPAM plugin",
+        ));
         return Ok(pools);
     }
     if ours.is_empty() {
@@ -126,29 +140,53 @@ fn pools(
     let mut lacking: BTreeMap<String, Vec<String>> = BTreeMap::new();
     others.retain(|other| other != node_name);
     for other in others.iter().take(OTHER_NODES) {
-        for pool in store.pools(other)?.into_iter().filter(|pool| !ours.contains(pool)) {
+        for pool in store
+            .pools(other)?
+            .into_iter()
+            .filter(|pool| !ours.contains(pool))
+        {
             lacking.entry(pool).or_default().push(other.clone());
         }
     }
     for (pool, mut who) in lacking {
         let hint = near.iter().find(|near| who.contains(near));
-        let hint = hint.map_or_else(String::new, |near| format!("; is this node called {near} in the plan?"));
+        let hint = hint.map_or_else(String::new, |near| {
+            format!("; is this node called {near} in the plan?")
+        });
         who.truncate(3);
-        let text = format!("node {node_name} is not in pool {pool}, which {} has{hint}", who.join(", "));
-        found.add(Check::fail(name, text, "correct the plan, and run `railctl import`"));
+        let text = format!(
+            "node {node_name} is not in pool {pool}, which {} has{hint}",
+            who.join(", ")
+        );
+        found.add(Check::fail(
+            name,
+            text,
+            "correct the plan, and run `railctl import`",
+        ));
     }
     for (pool, allocation) in &pools {
         if allocation.first_free(|_| false).is_none() {
             let text = format!("{:#}", allocation.no_host(pool));
-            found.add(Check::fail(name, text, "correct the plan, and run `railctl import`"));
+            found.add(Check::fail(
+                name,
+                text,
+                "correct the plan, and run `railctl import`",
+            ));
         }
         let overlaps = |other: &Allocation| {
             let (one, other) = (allocation.prefix, other.prefix);
             one.contains(&other.network()) || other.contains(&one.network())
         };
-        for (other, _) in pools.iter().filter(|(other, that)| *other > pool && overlaps(that)) {
+        for (other, _) in pools
+            .iter()
+            .filter(|(other, that)| *other > pool && overlaps(that))
+        {
             let text = format!("pools {pool} and {other} overlap at {}", allocation.prefix);
-            found.add(Check::fail(name, text, "correct the plan: two rails would have the same address"));
+            found.add(Check::fail(
+                name,
+                text,
+                "correct the plan: two rails would have the same address",
+            ));
         }
         if !allocation.is_ipv4() && !has_ipv6() {
             let text = format!("pool {pool} is IPv6, but this kernel has no IPv6");
@@ -157,7 +195,11 @@ fn pools(
     }
     rails_without_pool(node, &pools, inventory, found);
     let all: Vec<_> = pools.keys().map(String::as_str).collect();
-    let mut text = format!("node {node_name} has {}: {}", count(all.len(), "allocation"), all.join(", "));
+    let mut text = format!(
+        "node {node_name} has {}: {}",
+        count(all.len(), "allocation"),
+        all.join(", ")
+    );
     if others.len() > OTHER_NODES {
         text += &format!("; compared with {OTHER_NODES} of the other nodes in the store");
     }
@@ -173,12 +215,20 @@ fn rails_without_pool(
     found: &mut Findings,
 ) {
     let name = "pools";
-    let of: Vec<Option<u8>> =
-        pools.iter().map(|(pool, allocation)| allocation.rail.or_else(|| rail_in(pool))).collect();
-    let listed: BTreeSet<u8> = inventory.rails.iter().filter_map(|rail| rail.rail).collect();
+    let of: Vec<Option<u8>> = pools
+        .iter()
+        .map(|(pool, allocation)| allocation.rail.or_else(|| rail_in(pool)))
+        .collect();
+    let listed: BTreeSet<u8> = inventory
+        .rails
+        .iter()
+        .filter_map(|rail| rail.rail)
+        .collect();
     let has = |rail: u8| of.contains(&Some(rail));
-    let both: Vec<_> =
-        pools.iter().filter_map(|(pool, one)| Some((pool, one.rail?, rail_in(pool)?))).collect();
+    let both: Vec<_> = pools
+        .iter()
+        .filter_map(|(pool, one)| Some((pool, one.rail?, rail_in(pool)?)))
+        .collect();
     // All pools may count from 1, for example.
     let shift = |(_, planned, named): &(&String, u8, u8)| i16::from(*named) - i16::from(*planned);
     let is_alike = both.windows(2).all(|two| shift(&two[0]) == shift(&two[1])) && both.len() > 1;
@@ -186,22 +236,46 @@ fn rails_without_pool(
         let text = format!(
             "pool {pool} is planned for rail {planned}: a network of rail {named} with it is refused"
         );
-        found.add(Check::fail(name, text, "correct the name of the pool or the plan, and import it"));
+        found.add(Check::fail(
+            name,
+            text,
+            "correct the name of the pool or the plan, and import it",
+        ));
     }
     for (pool, allocation) in pools {
-        if let Some(rail) = allocation.rail.filter(|rail| !listed.is_empty() && !listed.contains(rail)) {
+        if let Some(rail) = allocation
+            .rail
+            .filter(|rail| !listed.is_empty() && !listed.contains(rail))
+        {
             let text = format!(
                 "pool {pool} is planned for rail {rail}, which node.json does not list: its pods are refused"
             );
-            found.add(Check::fail(name, text, "add the rail to node.json, or correct the plan"));
+            found.add(Check::fail(
+                name,
+                text,
+                "add the rail to node.json, or correct the plan",
+            ));
         }
     }
-    let expected: BTreeSet<u8> = node.rails.iter().filter(|rail| rail.pool).map(|one| one.rail).collect();
-    let missing: Vec<_> = expected.iter().filter(|rail| !has(**rail)).map(u8::to_string).collect();
+    let expected: BTreeSet<u8> = node
+        .rails
+        .iter()
+        .filter(|rail| rail.pool)
+        .map(|one| one.rail)
+        .collect();
+    let missing: Vec<_> = expected
+        .iter()
+        .filter(|rail| !has(**rail))
+        .map(u8::to_string)
+        .collect();
     if missing.is_empty() {
         return;
     }
-    let rails = format!("rail{} {}", if missing.len() == 1 { "" } else { "s" }, missing.join(", "));
+    let rails = format!(
+        "rail{} {}",
+        if missing.len() == 1 { "" } else { "s" },
+        missing.join(", ")
+    );
     found.add(if of.contains(&None) {
         Check::skip(
             name,
@@ -232,7 +306,11 @@ fn leases(
                 Ok(Some(lease)) => lease,
                 Ok(None) => continue,
                 Err(why) => {
-                    found.add(Check::fail(name, format!("pool {pool}: {why}"), "no pod gets its address"));
+                    found.add(Check::fail(
+                        name,
+                        format!("pool {pool}: {why}"),
+                        "no pod gets its address",
+                    ));
                     continue;
                 }
             };
@@ -262,13 +340,20 @@ fn leases(
             }
             let what = || format!("pool {pool}: {} of {}", lease.address, lease.holder);
             if folder.node_name != node_name {
-                let text = format!("{} was leased when this node was named {}", what(), folder.node_name);
+                let text = format!(
+                    "{} was leased when this node was named {}",
+                    what(),
+                    folder.node_name
+                );
                 found.add(Check::warn(
                     name,
                     text,
                     "restart the pod: its DEL releases the address, but other ADDs do not see the lease",
                 ));
-            } else if pools.get(pool).is_some_and(|ours| !ours.prefix.contains(&lease.address)) {
+            } else if pools
+                .get(pool)
+                .is_some_and(|ours| !ours.prefix.contains(&lease.address))
+            {
                 let text = format!("{} is outside the current plan", what());
                 found.add(Check::warn(
                     name,
@@ -277,21 +362,31 @@ fn leases(
                     ends",
                 ));
             }
-            of_others += usize::from(!inventory.attachments.iter().any(|one| is_of(&lease, &one.record)));
+            of_others += usize::from(
+                !inventory
+                    .attachments
+                    .iter()
+                    .any(|one| is_of(&lease, &one.record)),
+            );
             live.push(lease);
         }
         Ok(())
     })?;
     if dead > 0 {
         let text = format!("{} of pods that are gone", count(dead, "lease"));
-        let remedy = "the next ADD takes over the address; to release it now, run `railctl release --dead`";
+        let remedy =
+            "the next ADD takes over the address; to release it now, run `railctl release --dead`";
         found.add(Check::warn(name, text, remedy));
     }
     for one in inventory.attachments.iter().filter(|one| one.is_live()) {
         let record = &one.record;
         if record.is_by_rail_ipam() && !live.iter().any(|lease| is_of(lease, record)) {
             let text = format!("the address of {} has no lease", record.owner.describe());
-            found.add(Check::fail(name, text, "restart the pod: another one may get the same address"));
+            found.add(Check::fail(
+                name,
+                text,
+                "restart the pod: another one may get the same address",
+            ));
         }
     }
     let others = match of_others {
@@ -300,21 +395,34 @@ fn leases(
     };
     found.ok_unless_reported(
         name,
-        format!("{}, none of a pod that is gone{others}", count(live.len(), "lease")),
+        format!(
+            "{}, none of a pod that is gone{others}",
+            count(live.len(), "lease")
+        ),
     );
     clock(&live, inventory, found);
     Ok(())
 }
 
 fn is_of(lease: &Lease, record: &Record) -> bool {
-    let (owner, Holder { network, container_id, ifname, .. }) = (&record.owner, &lease.holder);
+    let (
+        owner,
+        Holder {
+            network,
+            container_id,
+            ifname,
+            ..
+        },
+    ) = (&record.owner, &lease.holder);
     (network, container_id, ifname) == (&owner.network, &owner.container_id, &owner.ifname)
 }
 
 /// Nothing is decided by `since`; but who reads it should know that it is wrong.
 fn clock(live: &[Lease], inventory: &Inventory, found: &mut Findings) {
     let now = SystemTime::now();
-    let boot = now.checked_sub(files::since_boot()).unwrap_or(SystemTime::UNIX_EPOCH);
+    let boot = now
+        .checked_sub(files::since_boot())
+        .unwrap_or(SystemTime::UNIX_EPOCH);
     let records = inventory.attachments.iter().filter(|one| one.is_live());
     let all: Vec<_> = live
         .iter()

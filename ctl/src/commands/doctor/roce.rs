@@ -1,5 +1,6 @@
-//! Checks of what makes RoCE lossless: what the ports of the rails trust, priority flow control, ECN, and whether their
-//! functions do RoCE at all. The ports are compared with `roce` of node.json, and with each other.
+//! Checks of what makes RoCE lossless: what the ports of the rails trust, priority flow control,
+//! ECN, and whether their functions do RoCE at all. The ports are compared with `roce` of
+//! node.json, and with each other.
 
 use std::fs;
 use std::path::PathBuf;
@@ -35,17 +36,27 @@ struct Port<'a> {
 /// Whether RDMA is to be expected on this node, and why.
 fn wanted_by(node: &Node, inventory: &Inventory) -> bool {
     let has = |rail: &Rail| {
-        !rail.rdma.is_empty() || rail.vfs.iter().any(|vf| !vf.function.rdma_devices().is_empty())
+        !rail.rdma.is_empty()
+            || rail
+                .vfs
+                .iter()
+                .any(|vf| !vf.function.rdma_devices().is_empty())
     };
     node.roce.is_some()
         || inventory.rails.iter().any(has)
-        || inventory.attachments.iter().any(|one| !one.record.facts().rdma.is_empty())
+        || inventory
+            .attachments
+            .iter()
+            .any(|one| !one.record.facts().rdma.is_empty())
 }
 
 /// Makes all checks of this file.
 pub fn check(node: &Node, inventory: &Inventory, found: &mut Findings) {
     if node.rails.is_empty() {
-        return found.add(Check::skip(TRUST, "node.json lists no rails, so no ports are compared"));
+        return found.add(Check::skip(
+            TRUST,
+            "node.json lists no rails, so no ports are compared",
+        ));
     }
     if !wanted_by(node, inventory) {
         let text = "no PF and no VF of a rail has an RDMA device, and node.json has no `roce`";
@@ -78,14 +89,23 @@ pub fn check(node: &Node, inventory: &Inventory, found: &mut Findings) {
 
 impl<'a> Port<'a> {
     fn read(node: &Node, rail: &'a Rail, netdev: &'a str, host: &mut Socket) -> Port<'a> {
-        let driver = rail.function.as_ref().and_then(|function| function.driver());
+        let driver = rail
+            .function
+            .as_ref()
+            .and_then(|function| function.driver());
         let driver = driver.unwrap_or_else(|| "of the netdev".to_owned());
         let dcb = match dcb::read(host, netdev) {
             Ok(Some(dcb)) => Ok(dcb),
             Ok(None) => Err(format!("the driver {driver} does not report DCB settings")),
             Err(error) => Err(format!("{error:#}")),
         };
-        Port { rail, netdev, driver, sysfs: node.sysfs_root.join("class/net").join(netdev), dcb }
+        Port {
+            rail,
+            netdev,
+            driver,
+            sysfs: node.sysfs_root.join("class/net").join(netdev),
+            dcb,
+        }
     }
 
     /// Whether the driver is that of MLNX_OFED or DOCA, which has files of its own beside DCB.
@@ -95,7 +115,10 @@ impl<'a> Port<'a> {
 
     fn trust(&self) -> Result<Trust, String> {
         // With that driver, DCB shows a DSCP only where it was set.
-        match fs::read_to_string(self.sysfs.join("qos/trust")).unwrap_or_default().trim() {
+        match fs::read_to_string(self.sysfs.join("qos/trust"))
+            .unwrap_or_default()
+            .trim()
+        {
             "dscp" => return Ok(Trust::Dscp),
             "pcp" => return Ok(Trust::Pcp),
             _ => (),
@@ -126,15 +149,26 @@ impl<'a> Port<'a> {
         Ok([read("roce_np")?, read("roce_rp")?])
     }
 
-    /// The command that gives these priorities PFC. ice applies it only if its firmware leaves LLDP to the host.
+    /// The command that gives these priorities PFC. ice applies it only if its firmware leaves LLDP
+    /// to the host.
     fn set_pfc(&self, wanted: u8) -> String {
         let dev = self.netdev;
         if self.is_ofed() {
-            let each: Vec<_> = (0..8).map(|priority| (wanted >> priority & 1).to_string()).collect();
-            return format!("run `mlnx_qos -i {dev} --pfc {}`{PERMANENT}", each.join(","));
+            let each: Vec<_> = (0..8)
+                .map(|priority| (wanted >> priority & 1).to_string())
+                .collect();
+            return format!(
+                "run `mlnx_qos -i {dev} --pfc {}`{PERMANENT}",
+                each.join(",")
+            );
         }
-        let on: String = bits(wanted).map(|priority| format!(" {priority}:on")).collect();
-        format!("run {}`dcb pfc set dev {dev} prio-pfc all:off{on}`{PERMANENT}", self.before())
+        let on: String = bits(wanted)
+            .map(|priority| format!(" {priority}:on"))
+            .collect();
+        format!(
+            "run {}`dcb pfc set dev {dev} prio-pfc all:off{on}`{PERMANENT}",
+            self.before()
+        )
     }
 
     fn set_trust(&self, wanted: Trust, roce: &Roce) -> String {
@@ -147,14 +181,23 @@ impl<'a> Port<'a> {
             return format!("run `dcb app flush dev {dev} dscp-prio`{PERMANENT}");
         }
         let lossless = bits(roce.pfc().unwrap_or(0)).next();
-        let dscp = roce.tos.map(|tos| tos >> 2).unwrap_or(lossless.unwrap_or(3) << 3);
+        let dscp = roce
+            .tos
+            .map(|tos| tos >> 2)
+            .unwrap_or(lossless.unwrap_or(3) << 3);
         let priority = lossless.unwrap_or(dscp >> 3);
-        format!("run {}`dcb app add dev {dev} dscp-prio {dscp}:{priority}`{PERMANENT}", self.before())
+        format!(
+            "run {}`dcb app add dev {dev} dscp-prio {dscp}:{priority}`{PERMANENT}",
+            self.before()
+        )
     }
 
     fn before(&self) -> String {
         match &*self.driver {
-            "ice" => format!("`ethtool --set-priv-flags {} fw-lldp-agent off`, then ", self.netdev),
+            "ice" => format!(
+                "`ethtool --set-priv-flags {} fw-lldp-agent off`, then ",
+                self.netdev
+            ),
             _ => String::new(),
         }
     }
@@ -197,27 +240,60 @@ struct Property<'a> {
 }
 
 impl Property<'_> {
-    /// Compares the ports with node.json, or else with what most of them have. `remedy` gets the place of a port in
-    /// `seen`, and the value that is right.
+    /// Compares the ports with node.json, or else with what most of them have. `remedy` gets the
+    /// place of a port in `seen`, and the value that is right.
     fn judge(&self, remedy: &dyn Fn(usize, [u8; 2]) -> String, found: &mut Findings) {
-        let Property { name, wanted, seen, show } = self;
+        let Property {
+            name,
+            wanted,
+            seen,
+            show,
+        } = self;
         skip_unknown(name, seen, found);
-        let known = || seen.iter().enumerate().filter_map(|(at, one)| Some((at, *one.2.as_ref().ok()?)));
+        let known = || {
+            seen.iter()
+                .enumerate()
+                .filter_map(|(at, one)| Some((at, *one.2.as_ref().ok()?)))
+        };
         let having = |value| known().filter(move |(_, other)| *other == value);
         // Of values that are equally frequent, the first one.
-        let Some((_, usual)) = known().rev().max_by_key(|(_, value)| having(*value).count()) else { return };
-        let (right, verdict) = wanted.map_or((usual, Verdict::Warn), |wanted| (wanted, Verdict::Fail));
+        let Some((_, usual)) = known()
+            .rev()
+            .max_by_key(|(_, value)| having(*value).count())
+        else {
+            return;
+        };
+        let (right, verdict) =
+            wanted.map_or((usual, Verdict::Warn), |wanted| (wanted, Verdict::Fail));
         for (at, value) in known().filter(|(_, value)| *value != right) {
             let who = match wanted {
                 Some(_) => "node.json".to_owned(),
-                None => having(usual).map(|(at, _)| seen[at].0.title()).collect::<Vec<_>>().join(", "),
+                None => having(usual)
+                    .map(|(at, _)| seen[at].0.title())
+                    .collect::<Vec<_>>()
+                    .join(", "),
             };
-            let text = format!("{}: {}, and {who}: {}", seen[at].1, show(value), show(right));
-            let check = Check { remedy: Some(remedy(at, right)), ..Check::new(verdict, name, text) };
+            let text = format!(
+                "{}: {}, and {who}: {}",
+                seen[at].1,
+                show(value),
+                show(right)
+            );
+            let check = Check {
+                remedy: Some(remedy(at, right)),
+                ..Check::new(verdict, name, text)
+            };
             found.add(check.on(seen[at].0));
         }
-        let how = if wanted.is_some() { "as node.json has it" } else { "compared with each other only" };
-        found.ok_unless_reported(name, format!("{}: {}, {how}", count(known().count(), "port"), show(right)));
+        let how = if wanted.is_some() {
+            "as node.json has it"
+        } else {
+            "compared with each other only"
+        };
+        found.ok_unless_reported(
+            name,
+            format!("{}: {}, {how}", count(known().count(), "port"), show(right)),
+        );
     }
 }
 
@@ -229,7 +305,9 @@ fn skip_unknown(name: &'static str, seen: &[Row<'_>], found: &mut Findings) {
             continue;
         }
         told.push(reason);
-        let of = seen.iter().filter(|(.., value)| value.as_ref().err() == Some(reason));
+        let of = seen
+            .iter()
+            .filter(|(.., value)| value.as_ref().err() == Some(reason));
         let rails: Vec<_> = of.map(|(rail, ..)| rail.title()).collect();
         found.add(Check::skip(name, format!("{}: {reason}", rails.join(", "))));
     }
@@ -239,7 +317,9 @@ fn trust(ports: &[Port<'_>], roce: &Roce, found: &mut Findings) {
     const KINDS: [Trust; 2] = [Trust::Pcp, Trust::Dscp];
     let value = |trust: Trust| [u8::from(trust == Trust::Dscp), 0];
     let kind = |value: [u8; 2]| KINDS[usize::from(value[0] & 1)];
-    let seen = ports.iter().map(|port| (port.rail, port.netdev, port.trust().map(value)));
+    let seen = ports
+        .iter()
+        .map(|port| (port.rail, port.netdev, port.trust().map(value)));
     let property = Property {
         name: TRUST,
         wanted: roce.trust().map(value),
@@ -250,7 +330,9 @@ fn trust(ports: &[Port<'_>], roce: &Roce, found: &mut Findings) {
 }
 
 fn pfc(ports: &[Port<'_>], roce: &Roce, found: &mut Findings) {
-    let seen = ports.iter().map(|port| (port.rail, port.netdev, port.pfc().map(|pfc| [pfc, 0])));
+    let seen = ports
+        .iter()
+        .map(|port| (port.rail, port.netdev, port.pfc().map(|pfc| [pfc, 0])));
     let property = Property {
         name: PFC,
         wanted: roce.pfc().map(|pfc| [pfc, 0]),
@@ -272,7 +354,10 @@ fn tos(ports: &[Port<'_>], roce: &Roce, found: &mut Findings) {
             }
             let dcb = port.dcb.as_ref().map_err(Clone::clone)?;
             dcb.priorities.get(&dscp).copied().ok_or_else(|| {
-                format!("the driver {} does not report the priority of DSCP {dscp} (ToS {tos})", port.driver)
+                format!(
+                    "the driver {} does not report the priority of DSCP {dscp} (ToS {tos})",
+                    port.driver
+                )
             })
         };
         let lossless = roce.pfc().map_or_else(|| port.pfc(), Ok);
@@ -286,16 +371,27 @@ fn tos(ports: &[Port<'_>], roce: &Roce, found: &mut Findings) {
                 );
                 let right = bits(lossless).next().unwrap_or(dscp >> 3);
                 let remedy = match port.is_ofed() {
-                    true => format!("run `mlnx_qos -i {dev} --dscp2prio set,{dscp},{right}`{PERMANENT}"),
-                    false => format!("run `dcb app replace dev {dev} dscp-prio {dscp}:{right}`{PERMANENT}"),
+                    true => {
+                        format!("run `mlnx_qos -i {dev} --dscp2prio set,{dscp},{right}`{PERMANENT}")
+                    }
+                    false => format!(
+                        "run `dcb app replace dev {dev} dscp-prio {dscp}:{right}`{PERMANENT}"
+                    ),
                 };
                 found.add(Check::fail(TOS, text, remedy).on(port.rail));
             }
         }
-        seen.push((port.rail, port.netdev, judged.map(|(priority, _)| [priority, 0])));
+        seen.push((
+            port.rail,
+            port.netdev,
+            judged.map(|(priority, _)| [priority, 0]),
+        ));
     }
     skip_unknown(TOS, &seen, found);
-    let text = format!("{}: ToS {tos} (DSCP {dscp}) has a lossless priority", count(ports.len(), "port"));
+    let text = format!(
+        "{}: ToS {tos} (DSCP {dscp}) has a lossless priority",
+        count(ports.len(), "port")
+    );
     found.ok_unless_reported(TOS, text);
 }
 
@@ -306,23 +402,37 @@ fn ecn(ports: &[Port<'_>], roce: &Roce, found: &mut Findings) {
         _ => 0xff,
     };
     let masked = |[np, rp]: [u8; 2]| [np & of, rp & of];
-    let seen = ports.iter().map(|port| (port.rail, port.netdev, port.ecn().map(masked)));
+    let seen = ports
+        .iter()
+        .map(|port| (port.rail, port.netdev, port.ecn().map(masked)));
     let property = Property {
         name: ECN,
         wanted: roce.ecn.map(|is_on| if is_on { [of; 2] } else { [0; 2] }),
         seen: seen.collect(),
         show: |[np, rp]| match np == rp {
             true => format!("ECN for {}", priorities(np)),
-            false => format!("ECN for {} (np) and {} (rp)", priorities(np), priorities(rp)),
+            false => format!(
+                "ECN for {} (np) and {} (rp)",
+                priorities(np),
+                priorities(rp)
+            ),
         },
     };
     let remedy = |at: usize, right: [u8; 2]| {
-        let Ok(now) = ports[at].ecn().map(masked) else { return String::new() };
+        let Ok(now) = ports[at].ecn().map(masked) else {
+            return String::new();
+        };
         let mut set = Vec::new();
         for (point, right, now) in [("roce_np", right[0], now[0]), ("roce_rp", right[1], now[1])] {
             for priority in bits(right ^ now) {
-                let file = ports[at].sysfs.join(format!("ecn/{point}/enable/{priority}"));
-                set.push(format!("`echo {} > {}`", right >> priority & 1, file.display()));
+                let file = ports[at]
+                    .sysfs
+                    .join(format!("ecn/{point}/enable/{priority}"));
+                set.push(format!(
+                    "`echo {} > {}`",
+                    right >> priority & 1,
+                    file.display()
+                ));
             }
         }
         format!("run {}{PERMANENT}", set.join(" and "))
@@ -330,7 +440,8 @@ fn ecn(ports: &[Port<'_>], roce: &Roce, found: &mut Findings) {
     property.judge(&remedy, found);
 }
 
-/// Checks that no function of a rail has RoCE switched off, and that the switches of the NICs have one mode.
+/// Checks that no function of a rail has RoCE switched off, and that the switches of the NICs have
+/// one mode.
 fn modes(node: &Node, inventory: &Inventory, found: &mut Findings) {
     let mut devlink = match Devlink::open() {
         Ok(Some(devlink)) => devlink,
@@ -339,7 +450,10 @@ fn modes(node: &Node, inventory: &Inventory, found: &mut Findings) {
     };
     let mut seen = Vec::new();
     for rail in &inventory.rails {
-        let functions = rail.function.iter().chain(rail.vfs.iter().map(|vf| &vf.function));
+        let functions = rail
+            .function
+            .iter()
+            .chain(rail.vfs.iter().map(|vf| &vf.function));
         let mut all = Vec::new();
         for function in functions {
             let id = function.id.as_str();
@@ -361,26 +475,44 @@ type Seen<'a> = (&'a Rail, Vec<(&'a str, Modes)>);
 
 fn judge_modes(needs_roce: bool, seen: &[Seen<'_>], found: &mut Findings) {
     let mut on = 0;
-    if !seen.iter().flat_map(|(_, functions)| functions).any(|(_, modes)| modes.roce.is_some()) {
-        found.add(Check::skip(MODE, "no driver reports over devlink whether RoCE is on (enable_roce)"));
+    if !seen
+        .iter()
+        .flat_map(|(_, functions)| functions)
+        .any(|(_, modes)| modes.roce.is_some())
+    {
+        found.add(Check::skip(
+            MODE,
+            "no driver reports over devlink whether RoCE is on (enable_roce)",
+        ));
     }
     for (rail, functions) in seen {
         for (id, modes) in functions {
-            let Some((is_on, when)) = modes.roce else { continue };
+            let Some((is_on, when)) = modes.roce else {
+                continue;
+            };
             if is_on {
                 on += 1;
                 continue;
             }
-            let verdict = if needs_roce { Verdict::Fail } else { Verdict::Warn };
+            let verdict = if needs_roce {
+                Verdict::Fail
+            } else {
+                Verdict::Warn
+            };
             let text = format!("{id} has RoCE switched off (enable_roce)");
-            let set = format!("`devlink dev param set pci/{id} name enable_roce value true cmode {when}`");
+            let set = format!(
+                "`devlink dev param set pci/{id} name enable_roce value true cmode {when}`"
+            );
             let remedy = match when {
                 "driverinit" => {
                     format!("while no pod uses it, run {set}, then `devlink dev reload pci/{id}`")
                 }
                 _ => format!("run {set}"),
             };
-            let check = Check { remedy: Some(remedy), ..Check::new(verdict, MODE, text) };
+            let check = Check {
+                remedy: Some(remedy),
+                ..Check::new(verdict, MODE, text)
+            };
             found.add(check.on(rail));
         }
     }
@@ -428,7 +560,8 @@ mod tests {
         (0..3).map(rail).collect()
     }
 
-    /// A port of each rail. `change` changes that of rail 2, and what it has in sysfs, a directory of its own.
+    /// A port of each rail. `change` changes that of rail 2, and what it has in sysfs, a directory
+    /// of its own.
     fn judged(
         check: fn(&[Port<'_>], &Roce, &mut Findings),
         roce: Value,
@@ -441,7 +574,11 @@ mod tests {
             netdev: &rail.named,
             driver: "mlx5_core".to_owned(),
             sysfs: sysfs.path().join(&rail.named),
-            dcb: Ok(Dcb { pfc: Some(8), priorities: BTreeMap::from([(24, 3)]), trusts_dscp: true }),
+            dcb: Ok(Dcb {
+                pfc: Some(8),
+                priorities: BTreeMap::from([(24, 3)]),
+                trusts_dscp: true,
+            }),
         };
         let mut ports: Vec<_> = rails.iter().map(port).collect();
         ports.iter().for_each(|port| write_ecn(&port.sysfs, 8, 8));
@@ -452,9 +589,14 @@ mod tests {
             Some(remedy) => format!("{} -> {remedy}", check.text),
             None => check.text,
         };
-        let shown = found.0.into_iter().map(|check| (check.verdict, text(check)));
+        let shown = found
+            .0
+            .into_iter()
+            .map(|check| (check.verdict, text(check)));
         let path = sysfs.path().display().to_string();
-        shown.map(|(verdict, text)| (verdict, text.replace(&path, "SYS"))).collect()
+        shown
+            .map(|(verdict, text)| (verdict, text.replace(&path, "SYS")))
+            .collect()
     }
 
     fn write_ecn(sysfs: &Path, np: u8, rp: u8) {
@@ -462,7 +604,11 @@ mod tests {
             let enable = sysfs.join("ecn").join(point).join("enable");
             fs::create_dir_all(&enable).unwrap();
             for priority in 0..8 {
-                fs::write(enable.join(priority.to_string()), format!("{}\n", mask >> priority & 1)).unwrap();
+                fs::write(
+                    enable.join(priority.to_string()),
+                    format!("{}\n", mask >> priority & 1),
+                )
+                .unwrap();
             }
         }
     }
@@ -475,8 +621,13 @@ mod tests {
     /// The only finding, with this verdict and these parts. Its wording is that of the case.
     #[track_caller]
     fn is_one(found: &[(Verdict, String)], verdict: Verdict, case: &str, parts: &[&str]) {
-        let [(judged, text)] = found else { panic!("{found:?}") };
-        assert!(*judged == verdict && parts.iter().all(|part| text.contains(part)), "{found:?}: {parts:?}");
+        let [(judged, text)] = found else {
+            panic!("{found:?}")
+        };
+        assert!(
+            *judged == verdict && parts.iter().all(|part| text.contains(part)),
+            "{found:?}: {parts:?}"
+        );
         golden::says("doctor", case, text);
     }
 
@@ -484,12 +635,38 @@ mod tests {
 
     #[test]
     fn a_port_that_differs_from_the_others_is_named() {
-        is_one(&judged(trust, json!({}), |_| ()), Good, "roce-trust: alike", &["3 ports", "trust dscp"]);
-        let off = |port: &mut Port<'_>| port.dcb = Ok(Dcb { pfc: Some(0), ..Dcb::default() });
-        let parts = ["rail 2: pf2: trust pcp", "`dcb app add dev pf2 dscp-prio 24:3`"];
-        is_one(&judged(trust, json!({}), off), Warn, "roce-trust: one differs", &parts);
-        let parts = ["rail 2: pf2: ", "`dcb pfc set dev pf2 prio-pfc all:off 3:on`"];
-        is_one(&judged(pfc, json!({}), off), Warn, "roce-pfc: one differs", &parts);
+        is_one(
+            &judged(trust, json!({}), |_| ()),
+            Good,
+            "roce-trust: alike",
+            &["3 ports", "trust dscp"],
+        );
+        let off = |port: &mut Port<'_>| {
+            port.dcb = Ok(Dcb {
+                pfc: Some(0),
+                ..Dcb::default()
+            })
+        };
+        let parts = [
+            "rail 2: pf2: trust pcp",
+            "`dcb app add dev pf2 dscp-prio 24:3`",
+        ];
+        is_one(
+            &judged(trust, json!({}), off),
+            Warn,
+            "roce-trust: one differs",
+            &parts,
+        );
+        let parts = [
+            "rail 2: pf2: ",
+            "`dcb pfc set dev pf2 prio-pfc all:off 3:on`",
+        ];
+        is_one(
+            &judged(pfc, json!({}), off),
+            Warn,
+            "roce-pfc: one differs",
+            &parts,
+        );
         let found = judged(ecn, json!({}), |port| write_ecn(&port.sysfs, 8, 0));
         let parts = ["rail 2: pf2: ", "`echo 1 > SYS/pf2/ecn/roce_rp/enable/3`"];
         is_one(&found, Warn, "roce-ecn: one differs", &parts);
@@ -501,30 +678,45 @@ mod tests {
         for check in [trust, pfc, ecn] {
             let found = judged(check, wanted.clone(), |_| ());
             let name = found[0].1.split(' ').nth(2).unwrap().to_lowercase();
-            is_one(&found, Good, &format!("roce-{name}: as wanted"), &["node.json"]);
+            is_one(
+                &found,
+                Good,
+                &format!("roce-{name}: as wanted"),
+                &["node.json"],
+            );
         }
         // All alike, and all wrong.
         let found = judged(pfc, json!({"pfc": [3, 4]}), |port| is_ofed(port, "dscp"));
-        assert!(found.len() == 3 && found.iter().all(|(verdict, _)| *verdict == Fail), "{found:?}");
+        assert!(
+            found.len() == 3 && found.iter().all(|(verdict, _)| *verdict == Fail),
+            "{found:?}"
+        );
         let parts = ["rail 2: pf2: ", "`mlnx_qos -i pf2 --pfc 0,0,0,1,1,0,0,0`"];
         is_one(&found[2..], Fail, "roce-pfc: not as wanted", &parts);
         let found = judged(trust, json!({"tos": 96}), |port| is_ofed(port, "pcp"));
         let parts = ["rail 2: pf2: trust pcp", "`mlnx_qos -i pf2 --trust dscp`"];
         is_one(&found, Fail, "roce-trust: not as wanted", &parts);
-        let found = judged(trust, json!({"trust": "pcp"}), |port| port.driver = "ice".to_owned());
+        let found = judged(trust, json!({"trust": "pcp"}), |port| {
+            port.driver = "ice".to_owned()
+        });
         assert!(found[2].1.contains("`dcb app flush dev pf2 dscp-prio`"));
         let ice = judged(trust, json!({"tos": 104, "pfc": [3]}), |port| {
             (port.driver, port.dcb) = ("ice".to_owned(), Ok(Dcb::default()));
         });
-        for command in
-            ["`ethtool --set-priv-flags pf2 fw-lldp-agent off`", "`dcb app add dev pf2 dscp-prio 26:3`"]
-        {
+        for command in [
+            "`ethtool --set-priv-flags pf2 fw-lldp-agent off`",
+            "`dcb app add dev pf2 dscp-prio 26:3`",
+        ] {
             assert!(ice[0].1.contains(command), "{ice:?}");
         }
         // ECN of other priorities does not matter.
-        let found = judged(ecn, json!({"pfc": [3], "ecn": true}), |port| write_ecn(&port.sysfs, 0xff, 0xff));
+        let found = judged(ecn, json!({"pfc": [3], "ecn": true}), |port| {
+            write_ecn(&port.sysfs, 0xff, 0xff)
+        });
         assert_eq!(found[0].0, Good);
-        let found = judged(ecn, json!({"ecn": false}), |port| write_ecn(&port.sysfs, 0, 0));
+        let found = judged(ecn, json!({"ecn": false}), |port| {
+            write_ecn(&port.sysfs, 0, 0)
+        });
         golden::says("doctor", "roce-ecn: off", &found[0].1);
         assert!(found.len() == 2 && found[0].0 == Fail, "{found:?}");
     }
@@ -536,50 +728,92 @@ mod tests {
         for check in [trust, pfc, tos] {
             for roce in [json!({"tos": 96}), json!({"tos": 96, "pfc": [3]})] {
                 let found = judged(check, roce, unknown);
-                assert!(found.iter().all(|(verdict, _)| *verdict != Good), "{found:?}");
+                assert!(
+                    found.iter().all(|(verdict, _)| *verdict != Good),
+                    "{found:?}"
+                );
                 assert_eq!(found[0], (Skip, format!("rail 2: {reason}")));
             }
         }
         let found = judged(pfc, json!({}), |port| port.dcb = Ok(Dcb::default()));
-        is_one(&found, Skip, "roce-pfc: unknown", &["rail 2: ", "mlx5_core"]);
-        let found = judged(ecn, json!({"ecn": true}), |port| fs::remove_dir_all(&port.sysfs).unwrap());
-        assert!(found.iter().all(|(verdict, _)| *verdict != Good), "{found:?}");
-        assert!(found[0].0 == Skip && found[0].1.contains("SYS/pf2/ecn/roce_np/enable/0: "), "{found:?}");
+        is_one(
+            &found,
+            Skip,
+            "roce-pfc: unknown",
+            &["rail 2: ", "mlx5_core"],
+        );
+        let found = judged(ecn, json!({"ecn": true}), |port| {
+            fs::remove_dir_all(&port.sysfs).unwrap()
+        });
+        assert!(
+            found.iter().all(|(verdict, _)| *verdict != Good),
+            "{found:?}"
+        );
+        assert!(
+            found[0].0 == Skip && found[0].1.contains("SYS/pf2/ecn/roce_np/enable/0: "),
+            "{found:?}"
+        );
     }
 
     #[test]
     fn a_tos_needs_a_port_that_gives_it_a_lossless_priority() {
         let roce = json!({"tos": 96});
         let found = judged(tos, roce.clone(), |_| ());
-        is_one(&found, Good, "roce-tos: lossless", &["3 ports", "ToS 96 (DSCP 24)"]);
+        is_one(
+            &found,
+            Good,
+            "roce-tos: lossless",
+            &["3 ports", "ToS 96 (DSCP 24)"],
+        );
         let with = |priorities: &[(u8, u8)], pfc: u8| {
             let priorities = priorities.iter().copied().collect();
             move |port: &mut Port<'_>| {
                 let priorities = BTreeMap::clone(&priorities);
-                port.dcb = Ok(Dcb { pfc: Some(pfc), priorities, trusts_dscp: true });
+                port.dcb = Ok(Dcb {
+                    pfc: Some(pfc),
+                    priorities,
+                    trusts_dscp: true,
+                });
             }
         };
         let found = judged(tos, roce.clone(), with(&[(24, 4)], 8));
-        let parts = ["rail 2: pf2: ", "priority 4", "`dcb app replace dev pf2 dscp-prio 24:3`"];
+        let parts = [
+            "rail 2: pf2: ",
+            "priority 4",
+            "`dcb app replace dev pf2 dscp-prio 24:3`",
+        ];
         is_one(&found, Fail, "roce-tos: a priority without PFC", &parts);
         assert_eq!(judged(tos, roce.clone(), with(&[(24, 4)], 16))[0].0, Good);
         assert_eq!(judged(tos, roce.clone(), with(&[(24, 3)], 0))[0].0, Fail);
         let found = judged(tos, roce.clone(), with(&[(26, 3)], 8));
         is_one(&found, Skip, "roce-tos: unknown", &["rail 2: ", "DSCP 24"]);
         let found = judged(tos, roce, |port| is_ofed(port, "pcp"));
-        is_one(&found, Skip, "roce-tos: trust pcp", &["rail 2: ", "trust pcp"]);
+        is_one(
+            &found,
+            Skip,
+            "roce-tos: trust pcp",
+            &["rail 2: ", "trust pcp"],
+        );
     }
 
     fn modes_of(functions: [Modes; 3], roce: Option<Roce>) -> Vec<(Verdict, String)> {
         let rails = rails();
-        let seen: Vec<_> =
-            rails.iter().zip(functions).map(|(rail, modes)| (rail, vec![("0000:01:00.0", modes)])).collect();
+        let seen: Vec<_> = rails
+            .iter()
+            .zip(functions)
+            .map(|(rail, modes)| (rail, vec![("0000:01:00.0", modes)]))
+            .collect();
         let mut found = Findings::default();
         judge_modes(roce.is_some(), &seen, &mut found);
         found
             .0
             .into_iter()
-            .map(|check| (check.verdict, check.text + " -> " + &check.remedy.unwrap_or_default()))
+            .map(|check| {
+                (
+                    check.verdict,
+                    check.text + " -> " + &check.remedy.unwrap_or_default(),
+                )
+            })
             .collect()
     }
 
@@ -597,12 +831,20 @@ mod tests {
             "`devlink dev reload pci/0000:01:00.0`",
         ];
         for (wanted, verdict) in [(None, Warn), (Some(Roce::default()), Fail)] {
-            is_one(&modes_of(all(off.clone()), wanted), verdict, "roce-mode: off", &parts);
+            is_one(
+                &modes_of(all(off.clone()), wanted),
+                verdict,
+                "roce-mode: off",
+                &parts,
+            );
         }
         let other = modes_of(all(mode(None, Some(true))), None);
         assert_eq!(other[1].0, Warn);
         assert!(other[1].1.starts_with("rail 2: 0000:01:00.0: "));
-        let unknown = modes_of([Modes::default(), Modes::default(), Modes::default()], Some(Roce::default()));
+        let unknown = modes_of(
+            [Modes::default(), Modes::default(), Modes::default()],
+            Some(Roce::default()),
+        );
         assert!(unknown.len() == 1 && unknown[0].0 == Skip, "{unknown:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! Checks whether the routes of the rails cover networks that a pod must reach by eth0: those of the cluster
-//! and of the node.
+//! Checks whether the routes of the rails cover networks that a pod must reach by eth0: those of
+//! the cluster and of the node.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -33,8 +33,8 @@ struct Known {
     of: String,
 }
 
-/// Compares the prefixes and routes of this node's pools, and of the networks that are known here, with the networks of the
-/// cluster and of the node.
+/// Compares the prefixes and routes of this node's pools, and of the networks that are known here,
+/// with the networks of the cluster and of the node.
 pub fn check(
     node: &Node,
     pools: &BTreeMap<String, Allocation>,
@@ -43,36 +43,60 @@ pub fn check(
     found: &mut Findings,
 ) {
     let name = "routes";
-    let prefixes =
-        pools.iter().map(|(pool, one)| (format!("the prefix {} of pool {pool}", one.prefix), one.prefix));
+    let prefixes = pools.iter().map(|(pool, one)| {
+        (
+            format!("the prefix {} of pool {pool}", one.prefix),
+            one.prefix,
+        )
+    });
     let of_pools = pools.iter().flat_map(|(pool, one)| {
-        one.routes.iter().map(move |to| (format!("the route {} of pool {pool}", to.dst), to.dst))
+        one.routes
+            .iter()
+            .map(move |to| (format!("the route {} of pool {pool}", to.dst), to.dst))
     });
     let of_networks = networks.iter().flat_map(|network| {
-        network.routes.iter().map(|dst| (format!("the route {dst} of the network {}", network.name), *dst))
+        network.routes.iter().map(|dst| {
+            (
+                format!("the route {dst} of the network {}", network.name),
+                *dst,
+            )
+        })
     });
     // ADD leaves out default routes.
-    let ours: Vec<_> =
-        of_pools.chain(of_networks).chain(prefixes).filter(|(_, dst)| dst.prefix_len() > 0).collect();
+    let ours: Vec<_> = of_pools
+        .chain(of_networks)
+        .chain(prefixes)
+        .filter(|(_, dst)| dst.prefix_len() > 0)
+        .collect();
     let covering = |network: IpNet| ours.iter().find(|(_, dst)| overlap(*dst, network));
     for network in &node.cluster_networks {
         if let Some((what, _)) = covering(*network) {
-            let text = format!("{what} covers {network} of clusterNetworks: every ADD with it is refused");
-            found.add(Check::fail(name, text, "plan the fabric with other addresses"));
+            let text =
+                format!("{what} covers {network} of clusterNetworks: every ADD with it is refused");
+            found.add(Check::fail(
+                name,
+                text,
+                "plan the fabric with other addresses",
+            ));
         }
     }
     let detected = detected();
     for Known { network, of } in &detected {
-        let is_configured = node.cluster_networks.iter().any(|named| overlap(*named, *network));
+        let is_configured = node
+            .cluster_networks
+            .iter()
+            .any(|named| overlap(*named, *network));
         if let Some((what, _)) = covering(*network).filter(|_| !is_configured) {
-            let text = format!("{what} covers {network}, {of}: pods of that rail cannot reach it by eth0");
+            let text =
+                format!("{what} covers {network}, {of}: pods of that rail cannot reach it by eth0");
             let remedy = "plan the fabric with other addresses; with clusterNetworks in node.json, ADD refuses such routes";
             found.add(Check::fail(name, text, remedy));
         }
     }
     for Known { network, of } in of_host(inventory) {
         if let Some((what, _)) = covering(network) {
-            let text = format!("{what} covers {network}, {of}: pods of that rail do not reach it by eth0");
+            let text =
+                format!("{what} covers {network}, {of}: pods of that rail do not reach it by eth0");
             found.add(Check::warn(
                 name,
                 text,
@@ -82,11 +106,17 @@ pub fn check(
     }
     if node.cluster_networks.is_empty() && detected.is_empty() && !ours.is_empty() {
         let text = "the networks of Services and pods are not known on this node";
-        return found.add(Check::skip(name, format!("{text}: set clusterNetworks in node.json")));
+        return found.add(Check::skip(
+            name,
+            format!("{text}: set clusterNetworks in node.json"),
+        ));
     }
     found.ok_unless_reported(
         name,
-        format!("none of the {} routes of rails covers a network of the cluster", ours.len()),
+        format!(
+            "none of the {} routes of rails covers a network of the cluster",
+            ours.len()
+        ),
     );
 }
 
@@ -94,34 +124,59 @@ pub fn check(
 fn detected() -> Vec<Known> {
     let mut known = Vec::new();
     if let Ok(documents) = document::read(KUBELET) {
-        let dns = documents.first().and_then(|document| document.root().get("clusterDNS"));
-        let addresses = dns.and_then(|dns| dns.value.as_array().cloned()).unwrap_or_default();
-        let addresses = addresses.iter().filter_map(|one| one.as_str()?.parse::<IpAddr>().ok());
-        known.extend(
-            addresses.map(|dns| Known { network: dns.into(), of: format!("the cluster's DNS ({KUBELET})") }),
-        );
+        let dns = documents
+            .first()
+            .and_then(|document| document.root().get("clusterDNS"));
+        let addresses = dns
+            .and_then(|dns| dns.value.as_array().cloned())
+            .unwrap_or_default();
+        let addresses = addresses
+            .iter()
+            .filter_map(|one| one.as_str()?.parse::<IpAddr>().ok());
+        known.extend(addresses.map(|dns| Known {
+            network: dns.into(),
+            of: format!("the cluster's DNS ({KUBELET})"),
+        }));
     }
     for path in configurations_in(Path::new(CONFIGURATIONS)).unwrap_or_default() {
         let of = || format!("the pods' network ({})", path.display());
         let text = files::read(&path).unwrap_or_default();
         let mut subnets = Vec::new();
-        collect(&serde_json::from_slice(&text).unwrap_or_default(), &mut subnets);
-        known.extend(subnets.into_iter().map(|network| Known { network, of: of() }));
+        collect(
+            &serde_json::from_slice(&text).unwrap_or_default(),
+            &mut subnets,
+        );
+        known.extend(
+            subnets
+                .into_iter()
+                .map(|network| Known { network, of: of() }),
+        );
     }
     let flannel = fs::read_to_string(FLANNEL).unwrap_or_default();
-    let networks =
-        flannel.lines().filter_map(|line| line.split_once('=')).filter(|(key, _)| key.ends_with("NETWORK"));
-    let networks = networks.flat_map(|(_, value)| value.split(',')).filter_map(|net| net.parse().ok());
-    known.extend(networks.map(|network| Known { network, of: format!("the pods' network ({FLANNEL})") }));
+    let networks = flannel
+        .lines()
+        .filter_map(|line| line.split_once('='))
+        .filter(|(key, _)| key.ends_with("NETWORK"));
+    let networks = networks
+        .flat_map(|(_, value)| value.split(','))
+        .filter_map(|net| net.parse().ok());
+    known.extend(networks.map(|network| Known {
+        network,
+        of: format!("the pods' network ({FLANNEL})"),
+    }));
     known
 }
 
-/// Collects `subnet` of host-local, bridge and flannel at any depth, but not in the networks of rail-cni.
+/// Collects `subnet` of host-local, bridge and flannel at any depth, but not in the networks of
+/// rail-cni.
 fn collect(config: &Value, subnets: &mut Vec<IpNet>) {
     match config {
         Value::Object(object) if object.get("type").is_some_and(|kind| kind == "rail-cni") => (),
         Value::Object(object) => {
-            let subnet = object.get("subnet").and_then(Value::as_str).and_then(|text| text.parse().ok());
+            let subnet = object
+                .get("subnet")
+                .and_then(Value::as_str)
+                .and_then(|text| text.parse().ok());
             subnets.extend(subnet.map(|subnet: IpNet| subnet.trunc()));
             object.values().for_each(|value| collect(value, subnets));
         }
@@ -134,8 +189,10 @@ fn collect(config: &Value, subnets: &mut Vec<IpNet>) {
 fn of_host(inventory: &Inventory) -> Vec<Known> {
     let read = || -> anyhow::Result<Vec<Known>> {
         let mut host = Socket::open()?;
-        let rails =
-            inventory.rails.iter().flat_map(|rail| rail.vfs.iter().map(|vf| &vf.link).chain([&rail.link]));
+        let rails = inventory
+            .rails
+            .iter()
+            .flat_map(|rail| rail.vfs.iter().map(|vf| &vf.link).chain([&rail.link]));
         let rails: Vec<_> = rails.flatten().map(|link| link.index).collect();
         let links = link::all(&mut host)?;
         let mut known: Vec<Known> = Vec::new();
@@ -147,9 +204,14 @@ fn of_host(inventory: &Inventory) -> Vec<Known> {
                 && !rails.contains(&index)
                 && is_new
             {
-                let by = links.iter().find(|link| link.index == index).map_or("", |link| &link.name);
-                known
-                    .push(Known { network: route.dst, of: format!("to which the node has a route by {by}") });
+                let by = links
+                    .iter()
+                    .find(|link| link.index == index)
+                    .map_or("", |link| &link.name);
+                known.push(Known {
+                    network: route.dst,
+                    of: format!("to which the node has a route by {by}"),
+                });
             }
         }
         Ok(known)

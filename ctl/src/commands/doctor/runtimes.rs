@@ -1,5 +1,5 @@
-//! Checks which versions of CNI the callers support, by the version of libcni in their executables, which Go
-//! writes into each of them.
+//! Checks which versions of CNI the callers support, by the version of libcni in their executables,
+//! which Go writes into each of them.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -13,9 +13,26 @@ use rail_cni::files;
 
 /// Runtimes and Multus, with their usual paths.
 const CALLERS: [(&str, &[&str]); 3] = [
-    ("containerd", &["/usr/bin/containerd", "/usr/local/bin/containerd"]),
-    ("crio", &["/usr/bin/crio", "/usr/local/bin/crio", "/usr/libexec/crio/crio"]),
-    (MULTUS, &["/opt/cni/bin/multus", "/opt/cni/bin/multus-shim", "/usr/libexec/cni/multus"]),
+    (
+        "containerd",
+        &["/usr/bin/containerd", "/usr/local/bin/containerd"],
+    ),
+    (
+        "crio",
+        &[
+            "/usr/bin/crio",
+            "/usr/local/bin/crio",
+            "/usr/libexec/crio/crio",
+        ],
+    ),
+    (
+        MULTUS,
+        &[
+            "/opt/cni/bin/multus",
+            "/opt/cni/bin/multus-shim",
+            "/usr/libexec/cni/multus",
+        ],
+    ),
 ];
 const MULTUS: &str = "multus";
 /// The directory in which runtimes look for networks.
@@ -24,8 +41,8 @@ pub const CONFIGURATIONS: &str = "/etc/cni/net.d";
 const MODULE: &[u8] = b"github.com/containernetworking/cni\t";
 /// The longest version that is looked for.
 const LONGEST: usize = 64;
-/// What a program has of libcni if its build left out the versions, as Debian's do: the name of a function, and of a
-/// package since CNI 1.0; and a key that libcni knows since CNI 1.1.
+/// What a program has of libcni if its build left out the versions, as Debian's do: the name of a
+/// function, and of a package since CNI 1.0; and a key that libcni knows since CNI 1.1.
 const LIBRARY: &[u8] = b"github.com/containernetworking/cni/libcni.";
 const SINCE_1_0: &[u8] = b"github.com/containernetworking/cni/pkg/types/100.";
 const SINCE_1_1: &[u8] = b"disableGC";
@@ -35,7 +52,9 @@ pub fn check(found: &mut Findings) {
     let name = "runtime";
     let mut old = None;
     for (caller, places) in CALLERS {
-        let Some(path) = places.iter().map(Path::new).find(|path| path.is_file()) else { continue };
+        let Some(path) = places.iter().map(Path::new).find(|path| path.is_file()) else {
+            continue;
+        };
         let what = format!("{caller} ({})", path.display());
         let libcni = libcni_of(path);
         if let Ok(Some(version)) = &libcni {
@@ -53,22 +72,30 @@ pub fn check(found: &mut Findings) {
         });
     }
     if !found.0.iter().any(|check| check.name == name) {
-        found.add(Check::skip(name, "there is no containerd, crio or multus in the usual places"));
+        found.add(Check::skip(
+            name,
+            "there is no containerd, crio or multus in the usual places",
+        ));
     }
     configurations(Path::new(CONFIGURATIONS), old.as_deref(), found);
 }
 
-/// libcni 1.2.0 is the first version with CNI 1.1, that is GC and STATUS; so was its first release candidate, which
-/// Multus 4.1 contains. 1.0 and 1.1 support CNI 1.0.0.
+/// libcni 1.2.0 is the first version with CNI 1.1, that is GC and STATUS; so was its first release
+/// candidate, which Multus 4.1 contains. 1.0 and 1.1 support CNI 1.0.0.
 fn judged(name: &'static str, what: &str, version: &str) -> Check {
-    let mut parts = version.trim_start_matches('v').split(['.', '-', '+']).map(str::parse::<u32>);
+    let mut parts = version
+        .trim_start_matches('v')
+        .split(['.', '-', '+'])
+        .map(str::parse::<u32>);
     let (Some(Ok(major)), Some(Ok(minor))) = (parts.next(), parts.next()) else {
         return Check::skip(name, format!("{what}: libcni {version:?} is not a version"));
     };
     match (major, minor) {
         (0, _) => Check::fail(
             name,
-            format!("{what}: libcni {version} supports CNI up to 0.4.0, and refuses networks with 1.0.0"),
+            format!(
+                "{what}: libcni {version} supports CNI up to 0.4.0, and refuses networks with 1.0.0"
+            ),
             "set \"cniVersion\": \"0.4.0\" in the networks, or install a newer version",
         ),
         (1, 0 | 1) => Check::ok(
@@ -78,12 +105,15 @@ fn judged(name: &'static str, what: &str, version: &str) -> Check {
                  \"cniVersion\": \"1.0.0\" with \"cniVersions\", as in conf/nads.yaml"
             ),
         ),
-        _ => Check::ok(name, format!("{what}: libcni {version} supports CNI up to 1.1.0")),
+        _ => Check::ok(
+            name,
+            format!("{what}: libcni {version} supports CNI up to 1.1.0"),
+        ),
     }
 }
 
-/// The version of libcni in a Go executable. `v1.0` stands for all that support CNI 1.0.0 only, where the executable has
-/// no versions.
+/// The version of libcni in a Go executable. `v1.0` stands for all that support CNI 1.0.0 only,
+/// where the executable has no versions.
 fn libcni_of(path: &Path) -> Result<Option<String>> {
     let mut version = None;
     scan(path, |window, is_end| {
@@ -104,7 +134,8 @@ fn libcni_of(path: &Path) -> Result<Option<String>> {
     Ok((is_library && knows_1_0 && !knows_1_1).then(|| "v1.0".to_owned()))
 }
 
-/// Shows a file to `is_done` in overlapping parts, until it is; and whether the part is the last one.
+/// Shows a file to `is_done` in overlapping parts, until it is; and whether the part is the last
+/// one.
 fn scan(path: &Path, mut is_done: impl FnMut(&[u8], bool) -> bool) -> Result<()> {
     const CHUNK: usize = 1 << 20;
     let mut file = File::open(path)?;
@@ -131,7 +162,10 @@ fn find_version(window: &[u8], is_end: bool) -> Option<String> {
         if before.ends_with(MODULE) {
             let length = after.iter().position(|byte| !byte.is_ascii_graphic());
             // The chunk ends within the version: the next one has all of it.
-            if let Some(length) = length.or(is_end.then_some(after.len())).filter(|length| *length > 0) {
+            if let Some(length) = length
+                .or(is_end.then_some(after.len()))
+                .filter(|length| *length > 0)
+            {
                 return Some(String::from_utf8_lossy(&after[..length.min(LONGEST)]).into_owned());
             }
         }
@@ -142,7 +176,10 @@ fn find_version(window: &[u8], is_end: bool) -> Option<String> {
 
 /// The files in `directory` that a runtime reads.
 pub fn configurations_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut paths: Vec<_> = fs::read_dir(directory)?.flatten().map(|entry| entry.path()).collect();
+    let mut paths: Vec<_> = fs::read_dir(directory)?
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
     paths.retain(|path| {
         path.extension()
             .and_then(|end| end.to_str())
@@ -152,13 +189,17 @@ pub fn configurations_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Reports the runtime's own networks of rail-cni and Multus. `old`: the runtime, if it supports CNI 1.0.0 only.
+/// Reports the runtime's own networks of rail-cni and Multus. `old`: the runtime, if it supports
+/// CNI 1.0.0 only.
 fn configurations(directory: &Path, old: Option<&str>, found: &mut Findings) {
     let name = "net.d";
     let paths = match configurations_in(directory) {
         Ok(paths) => paths,
         Err(error) => {
-            found.add(Check::skip(name, format!("cannot list {}: {error}", directory.display())));
+            found.add(Check::skip(
+                name,
+                format!("cannot list {}: {error}", directory.display()),
+            ));
             return;
         }
     };
@@ -178,12 +219,18 @@ fn configurations(directory: &Path, old: Option<&str>, found: &mut Findings) {
         let plugins = network.get("plugins").and_then(Value::as_array).cloned();
         let plugins = plugins.unwrap_or_else(|| vec![Value::Object(network.clone())]);
         let has = |wanted: &str| {
-            let is = |plugin: &Value| plugin["type"].as_str().is_some_and(|kind| kind.starts_with(wanted));
+            let is = |plugin: &Value| {
+                plugin["type"]
+                    .as_str()
+                    .is_some_and(|kind| kind.starts_with(wanted))
+            };
             plugins.iter().any(is)
         };
         for kind in [MULTUS, "rail-cni"].into_iter().filter(|kind| has(kind)) {
-            let version =
-                network.get("cniVersion").and_then(Value::as_str).unwrap_or("0.1.0, because it has none");
+            let version = network
+                .get("cniVersion")
+                .and_then(Value::as_str)
+                .unwrap_or("0.1.0, because it has none");
             if let (MULTUS, "1.1.0", Some(old)) = (kind, version, old) {
                 let text = format!(
                     "{shown}: multus has cniVersion 1.1.0, and {old} cannot convert its results: every DEL of a pod \
@@ -196,14 +243,21 @@ fn configurations(directory: &Path, old: Option<&str>, found: &mut Findings) {
             lines.push(format!("{shown}: {kind}, cniVersion {version}"));
         }
     }
-    if lines.is_empty() && !found.0.iter().any(|check| check.name == name && check.verdict == Verdict::Fail) {
+    if lines.is_empty()
+        && !found
+            .0
+            .iter()
+            .any(|check| check.name == name && check.verdict == Verdict::Fail)
+    {
         lines.push(format!(
             "{}: {}, none for multus or rail-cni",
             directory.display(),
             count(paths.len(), "network")
         ));
     }
-    lines.into_iter().for_each(|text| found.add(Check::ok(name, text)));
+    lines
+        .into_iter()
+        .for_each(|text| found.add(Check::ok(name, text)));
 }
 
 #[cfg(test)]
@@ -216,11 +270,21 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("containerd");
         // At the end of the first chunk, over it, and behind it.
-        for before in [0, (1 << 20) - 60, (1 << 20) - 44, (1 << 20) - 10, (1 << 20) + 5] {
+        for before in [
+            0,
+            (1 << 20) - 60,
+            (1 << 20) - 44,
+            (1 << 20) - 10,
+            (1 << 20) + 5,
+        ] {
             let mut content = vec![b'\t'; before];
             content.extend(text);
             fs::write(&path, &content).unwrap();
-            assert_eq!(libcni_of(&path).unwrap().as_deref(), Some("v1.3.0"), "{before}");
+            assert_eq!(
+                libcni_of(&path).unwrap().as_deref(),
+                Some("v1.3.0"),
+                "{before}"
+            );
         }
         fs::write(&path, "github.com/containernetworking/cni/pkg\tv9").unwrap();
         assert_eq!(libcni_of(&path).unwrap(), None);
@@ -231,7 +295,10 @@ mod tests {
     #[test]
     fn a_libcni_without_version_is_known_by_what_it_contains() {
         let cni = "github.com/containernetworking/cni";
-        let (library, since_1_0) = (format!("{cni}/libcni.(*CNIConfig)"), format!("{cni}/pkg/types/100.x"));
+        let (library, since_1_0) = (
+            format!("{cni}/libcni.(*CNIConfig)"),
+            format!("{cni}/pkg/types/100.x"),
+        );
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("containerd");
         for (parts, expected) in [

@@ -1,4 +1,5 @@
-//! `railctl wait`: for what starts pods, such as kubelet, and must not do so before the rails are there.
+//! `railctl wait`: for what starts pods, such as kubelet, and must not do so before the rails are
+//! there.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -27,15 +28,18 @@ pub struct Needs {
     pub pfs: bool,
 }
 
-/// Waits until this node has what `doctor` checks of rails and pools, for all rails of node.json. Says on stderr what is
-/// missing, when that changes. The exit status is 1 on timeout.
+/// Waits until this node has what `doctor` checks of rails and pools, for all rails of node.json.
+/// Says on stderr what is missing, when that changes. The exit status is 1 on timeout.
 pub fn wait(seconds: u32, needs: Needs, output: Output) -> Result<ExitCode> {
     let (began, timeout) = (Instant::now(), Duration::from_secs(seconds.into()));
     let mut told = Vec::new();
     loop {
         let mut found = Findings::default();
         let node = look(needs, &mut found);
-        let failed = found.0.iter().filter(|check| check.verdict == Verdict::Fail);
+        let failed = found
+            .0
+            .iter()
+            .filter(|check| check.verdict == Verdict::Fail);
         let missing: Vec<String> = failed.map(|check| check.text.clone()).collect();
         let left = timeout.saturating_sub(began.elapsed());
         if missing.is_empty() || left.is_zero() {
@@ -47,7 +51,11 @@ pub fn wait(seconds: u32, needs: Needs, output: Output) -> Result<ExitCode> {
                 }
                 Output::Table => found.text(&name, has_colours()),
             })?;
-            return Ok(if missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            return Ok(if missing.is_empty() {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            });
         }
         for new in missing.iter().filter(|text| !told.contains(*text)) {
             output::say(&format!("waiting: {new}"));
@@ -60,10 +68,14 @@ pub fn wait(seconds: u32, needs: Needs, output: Output) -> Result<ExitCode> {
     }
 }
 
-/// What a node needs that comes by itself while it boots, or from whoever writes node.json and the plan. Runtimes are
-/// left out: kubelet may be what waits.
+/// What a node needs that comes by itself while it boots, or from whoever writes node.json and the
+/// plan. Runtimes are left out: kubelet may be what waits.
 fn look(needs: Needs, found: &mut Findings) -> Node {
-    let Needs { mtu, rdma: needs_rdma, pfs } = needs;
+    let Needs {
+        mtu,
+        rdma: needs_rdma,
+        pfs,
+    } = needs;
     let mut node = node::configuration(found);
     node::directories(&node, found);
     if node.rails.is_empty() {
@@ -74,7 +86,11 @@ fn look(needs: Needs, found: &mut Findings) -> Node {
     match Inventory::take(&node) {
         Ok(inventory) => {
             // Before anybody has made VFs, a node looks like one whose pods get the PFs.
-            let can_have_vfs = |rail: &Rail| rail.function.as_ref().is_some_and(|pf| pf.max_vf_count() > 0);
+            let can_have_vfs = |rail: &Rail| {
+                rail.function
+                    .as_ref()
+                    .is_some_and(|pf| pf.max_vf_count() > 0)
+            };
             node.policy.vfs_only |= !pfs && inventory.rails.iter().any(can_have_vfs);
             let networks = networks::known(Path::new(runtimes::CONFIGURATIONS), &inventory);
             rails::check(&node, &inventory, &networks, mtu, found);
@@ -84,7 +100,11 @@ fn look(needs: Needs, found: &mut Findings) -> Node {
             pools::check(&node, &inventory, &networks, found);
         }
         Err(error) => {
-            found.add(Check::fail("inventory", format!("{error:#}"), "correct that"));
+            found.add(Check::fail(
+                "inventory",
+                format!("{error:#}"),
+                "correct that",
+            ));
         }
     }
     node

@@ -1,4 +1,5 @@
-//! `railctl env --check`: the variables of a process, and of NCCL's files, compared with those of its rails.
+//! `railctl env --check`: the variables of a process, and of NCCL's files, compared with those of
+//! its rails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -27,9 +28,17 @@ pub struct Difference {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = |value: &Option<String>| {
-            value.as_ref().map_or("not set".to_owned(), |value| format!("{value:?}"))
+            value
+                .as_ref()
+                .map_or("not set".to_owned(), |value| format!("{value:?}"))
         };
-        write!(f, "{}: {}, expected {}", self.variable, shown(&self.found), shown(&self.expected))
+        write!(
+            f,
+            "{}: {}, expected {}",
+            self.variable,
+            shown(&self.found),
+            shown(&self.expected)
+        )
     }
 }
 
@@ -43,7 +52,9 @@ const LARGEST: u64 = 4 << 20;
 impl Environment {
     /// That of the process `pid`, or of this one.
     pub fn of(pid: Option<u32>) -> Result<Environment> {
-        let process = pid.map_or(PathBuf::from("/proc/self"), |pid| format!("/proc/{pid}").into());
+        let process = pid.map_or(PathBuf::from("/proc/self"), |pid| {
+            format!("/proc/{pid}").into()
+        });
         if !netns::is_same(&process.join("ns/net"), Path::new("/proc/self/ns/net")) {
             fail!(
                 InvalidConfig,
@@ -57,7 +68,8 @@ impl Environment {
         for entry in bytes.split(|byte| *byte == 0) {
             if let Some((name, value)) = String::from_utf8_lossy(entry).split_once('=') {
                 // The first one counts, as for getenv.
-                all.entry(name.to_owned()).or_insert_with(|| value.to_owned());
+                all.entry(name.to_owned())
+                    .or_insert_with(|| value.to_owned());
             }
         }
         let mut environment = Environment(all);
@@ -74,7 +86,11 @@ impl Environment {
         let set = |name: &str| self.0.get(name).filter(|value| !value.is_empty());
         let of_user = set("NCCL_CONF_FILE").map(PathBuf::from);
         let of_home = || set("HOME").map(|home| Path::new(home).join(".nccl.conf"));
-        of_user.or_else(of_home).into_iter().chain([PathBuf::from("/etc/nccl.conf")]).collect()
+        of_user
+            .or_else(of_home)
+            .into_iter()
+            .chain([PathBuf::from("/etc/nccl.conf")])
+            .collect()
     }
 
     /// Takes what a file of NCCL sets.
@@ -82,18 +98,23 @@ impl Environment {
         let text = String::from_utf8_lossy(file);
         let lines = text.split('\n').filter(|line| !line.starts_with('#'));
         for (name, value) in lines.filter_map(|line| line.split_once('=')) {
-            self.0.entry(name.to_owned()).or_insert_with(|| value.to_owned());
+            self.0
+                .entry(name.to_owned())
+                .or_insert_with(|| value.to_owned());
         }
     }
 }
 
 fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    fs::File::open(path)?.take(LARGEST).read_to_end(&mut bytes)?;
+    fs::File::open(path)?
+        .take(LARGEST)
+        .read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Each difference. A variable of NCCL has to be set; one of another library only has to be right where it is.
+/// Each difference. A variable of NCCL has to be set; one of another library only has to be right
+/// where it is.
 pub fn compare(expected: &[Variable], pod: &Pod, environment: &Environment) -> Vec<Difference> {
     let mut differences = Vec::new();
     for variable in expected {
@@ -110,7 +131,11 @@ pub fn compare(expected: &[Variable], pod: &Pod, environment: &Environment) -> V
         };
         if !is_right {
             let expected = Some(variable.value.clone());
-            differences.push(Difference { variable: variable.name, expected, found: found.cloned() });
+            differences.push(Difference {
+                variable: variable.name,
+                expected,
+                found: found.cloned(),
+            });
         }
     }
     let is_expected = expected.iter().any(|one| one.name == GID_INDEX);
@@ -118,25 +143,41 @@ pub fn compare(expected: &[Variable], pod: &Pod, environment: &Environment) -> V
     // -1 is how NCCL is told to look by itself.
     if let Some(index) = index.filter(|index| index.parse() != Ok(-1)) {
         let is_its = |port: &Port| port.gid.is_some_and(|gid| Ok(gid) == index.parse());
-        if !pod.rails.iter().filter_map(|rail| rail.port.as_ref()).all(is_its) {
-            differences.push(Difference { variable: GID_INDEX, expected: None, found: Some(index.clone()) });
+        if !pod
+            .rails
+            .iter()
+            .filter_map(|rail| rail.port.as_ref())
+            .all(is_its)
+        {
+            differences.push(Difference {
+                variable: GID_INDEX,
+                expected: None,
+                found: Some(index.clone()),
+            });
         }
     }
     differences
 }
 
-/// Whether NCCL takes the same ports by both: exact names in any order. Rail and plane have to be right where they are said.
+/// Whether NCCL takes the same ports by both: exact names in any order. Rail and plane have to be
+/// right where they are said.
 fn is_same_hca(expected: &str, found: &str) -> bool {
     let entries = |text: &str| -> Option<BTreeMap<String, Vec<String>>> {
         let mut all = BTreeMap::new();
-        for entry in text.strip_prefix('=')?.split(',').filter(|entry| !entry.is_empty()) {
+        for entry in text
+            .strip_prefix('=')?
+            .split(',')
+            .filter(|entry| !entry.is_empty())
+        {
             let mut words = entry.split(':').map(str::to_owned);
             let (device, port) = (words.next()?, words.next()?);
             all.insert(format!("{device}:{port}"), words.collect());
         }
         Some(all)
     };
-    let (Some(expected), Some(found)) = (entries(expected), entries(found)) else { return false };
+    let (Some(expected), Some(found)) = (entries(expected), entries(found)) else {
+        return false;
+    };
     let is_right = |(ours, theirs): (&Vec<String>, &Vec<String>)| {
         ours.is_empty() || theirs.iter().all(String::is_empty) || ours == theirs
     };
@@ -155,18 +196,30 @@ mod tests {
 
     #[test]
     fn a_job_differs_where_nccl_would_do_something_else() {
-        let rails = (0..2)
-            .map(|n| rail(&format!("rail {n} plane 0"), "10.0.0.0/31", &format!("mlx5_{n}:1"), Some(3)));
+        let rails = (0..2).map(|n| {
+            rail(
+                &format!("rail {n} plane 0"),
+                "10.0.0.0/31",
+                &format!("mlx5_{n}:1"),
+                Some(3),
+            )
+        });
         let pod = pod(rails.collect());
         let (expected, _) = variables::of(&pod, "2.30".parse().unwrap());
         let good = ["NCCL_IB_HCA==mlx5_1:1,mlx5_0:1", "NCCL_SOCKET_IFNAME=eth0"];
         let differs = |lines: &[&str]| -> Vec<&str> {
             let mut environment = Environment::default();
             environment.add(lines.join("\n").as_bytes());
-            compare(&expected, &pod, &environment).into_iter().map(|one| one.variable).collect()
+            compare(&expected, &pod, &environment)
+                .into_iter()
+                .map(|one| one.variable)
+                .collect()
         };
         assert_eq!(differs(&good), [""; 0]);
-        assert_eq!(differs(&["#NCCL_IB_HCA=mlx5", good[0], good[1], "NCCL_IB_HCA=mlx5"]), [""; 0]);
+        assert_eq!(
+            differs(&["#NCCL_IB_HCA=mlx5", good[0], good[1], "NCCL_IB_HCA=mlx5"]),
+            [""; 0]
+        );
         assert_eq!(differs(&[]), [HCA, SOCKET_IFNAME]);
         for (line, variable) in [
             ("NCCL_IB_HCA=mlx5", HCA),

@@ -1,5 +1,6 @@
-//! The hostfile of a job: the DNS names of its pods, by the numbers that JobSet, LeaderWorkerSet, Indexed Job, StatefulSet and
-//! the MPI operator give them. No server is asked, so pods that have not started are listed too.
+//! The hostfile of a job: the DNS names of its pods, by the numbers that JobSet, LeaderWorkerSet,
+//! Indexed Job, StatefulSet and the MPI operator give them. No server is asked, so pods that have
+//! not started are listed too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -49,16 +50,28 @@ impl FromStr for Count {
 
     fn from_str(text: &str) -> Result<Count, String> {
         let replicated = |text: &str| {
-            let (name, (jobs, pods)) =
-                text.split_once('=').and_then(|(name, of)| Some((name, of.split_once('x')?)))?;
+            let (name, (jobs, pods)) = text
+                .split_once('=')
+                .and_then(|(name, of)| Some((name, of.split_once('x')?)))?;
             let (jobs, pods) = (jobs.parse().ok()?, pods.parse().ok()?);
-            (is_name(name) && !name.contains('.')).then(|| Replicated { name: name.to_owned(), jobs, pods })
+            (is_name(name) && !name.contains('.')).then(|| Replicated {
+                name: name.to_owned(),
+                jobs,
+                pods,
+            })
         };
         let own = text.parse().map(Count::Own).ok();
-        let count = own.or_else(|| text.split(',').map(replicated).collect::<Option<_>>().map(Count::JobSet));
+        let count = own.or_else(|| {
+            text.split(',')
+                .map(replicated)
+                .collect::<Option<_>>()
+                .map(Count::JobSet)
+        });
         let count = count.filter(|count| count.total().is_some_and(|total| total <= MOST));
         count.ok_or_else(|| {
-            format!("{text:?} is neither a number from 1 to {MOST}, nor NAME=JOBSxPODS,... of as many")
+            format!(
+                "{text:?} is neither a number from 1 to {MOST}, nor NAME=JOBSxPODS,... of as many"
+            )
         })
     }
 }
@@ -67,9 +80,9 @@ impl Count {
     fn total(&self) -> Option<u32> {
         match self {
             Count::Own(count) => Some(count.get()),
-            Count::JobSet(all) => all
-                .iter()
-                .try_fold(0_u32, |total, one| total.checked_add(one.jobs.get().checked_mul(one.pods.get())?)),
+            Count::JobSet(all) => all.iter().try_fold(0_u32, |total, one| {
+                total.checked_add(one.jobs.get().checked_mul(one.pods.get())?)
+            }),
         }
     }
 }
@@ -93,7 +106,12 @@ impl Known {
         let path = Path::new(HOSTS);
         let read = fs::File::open(path).and_then(|file| file.take(LARGEST).read_to_end(&mut hosts));
         read.with_context(|| format!("cannot read {HOSTS}"))?;
-        let set = |name| Some((name, std::env::var(name).ok().filter(|value| !value.is_empty())?));
+        let set = |name| {
+            Some((
+                name,
+                std::env::var(name).ok().filter(|value| !value.is_empty())?,
+            ))
+        };
         Ok(Known {
             host: host.to_string_lossy().into_owned(),
             hosts: String::from_utf8_lossy(&hosts).into_owned(),
@@ -101,7 +119,8 @@ impl Known {
         })
     }
 
-    /// The names of all pods of the job, in the order of their numbers. `count` is how many there are.
+    /// The names of all pods of the job, in the order of their numbers. `count` is how many there
+    /// are.
     pub fn names(&self, count: Option<&Count>) -> Result<Vec<String>> {
         let names = match (self.variables.get(LEADER), count) {
             (Some(leader), _) => self.of_group(leader, count)?,
@@ -110,22 +129,38 @@ impl Known {
             (None, None) => self.of_numbered(None)?,
         };
         match names.iter().find(|name| !is_name(name)) {
-            Some(bad) => Err(failure!(InvalidConfig, "{bad:?} is not a name that DNS could have")),
+            Some(bad) => Err(failure!(
+                InvalidConfig,
+                "{bad:?} is not a name that DNS could have"
+            )),
             None => Ok(names),
         }
     }
 
-    /// The leader of a LeaderWorkerSet has the name of the group, and a worker that name and a number.
+    /// The leader of a LeaderWorkerSet has the name of the group, and a worker that name and a
+    /// number.
     fn of_group(&self, leader: &str, count: Option<&Count>) -> Result<Vec<String>> {
-        let size = self.variables.get(SIZE).and_then(|size| size.parse::<NonZeroU32>().ok());
+        let size = self
+            .variables
+            .get(SIZE)
+            .and_then(|size| size.parse::<NonZeroU32>().ok());
         let Some(size) = size.filter(|size| size.get() <= MOST) else {
-            return Err(failure!(InvalidConfig, "{LEADER} is set, and {SIZE} is not a number of pods"));
+            return Err(failure!(
+                InvalidConfig,
+                "{LEADER} is set, and {SIZE} is not a number of pods"
+            ));
         };
         if count.is_some_and(|count| *count != Count::Own(size)) {
-            return Err(failure!(InvalidConfig, "--hosts: the LeaderWorkerSet has {size} pods ({SIZE})"));
+            return Err(failure!(
+                InvalidConfig,
+                "--hosts: the LeaderWorkerSet has {size} pods ({SIZE})"
+            ));
         }
         let Some((group, domain)) = leader.split_once('.') else {
-            return Err(failure!(InvalidConfig, "{LEADER} has no domain: {leader:?}"));
+            return Err(failure!(
+                InvalidConfig,
+                "{LEADER} has no domain: {leader:?}"
+            ));
         };
         let workers = (1..size.get()).map(|number| format!("{group}-{number}.{domain}"));
         Ok([leader.to_owned()].into_iter().chain(workers).collect())
@@ -134,8 +169,9 @@ impl Known {
     /// All others count their pods from 0 at the end of the host name.
     fn of_numbered(&self, count: Option<NonZeroU32>) -> Result<Vec<String>> {
         let host = &self.host;
-        let numbered =
-            host.rsplit_once('-').and_then(|(job, number)| Some((job, number.parse::<u32>().ok()?)));
+        let numbered = host
+            .rsplit_once('-')
+            .and_then(|(job, number)| Some((job, number.parse::<u32>().ok()?)));
         let Some((job, own)) = numbered.filter(|(job, own)| format!("{job}-{own}") == *host) else {
             return Err(failure!(
                 InvalidConfig,
@@ -157,7 +193,9 @@ impl Known {
                 "--hosts {count}: this pod is {host}, and they count from 0"
             ));
         }
-        Ok((0..count.get()).map(|number| format!("{job}-{number}.{domain}")).collect())
+        Ok((0..count.get())
+            .map(|number| format!("{job}-{number}.{domain}"))
+            .collect())
     }
 
     /// A JobSet names its pods JOBSET-NAME-JOB-POD.
@@ -167,9 +205,13 @@ impl Known {
             let (rest, pod) = self.host.rsplit_once('-')?;
             let (rest, number) = rest.rsplit_once('-')?;
             let is_below = |text: &str, most: NonZeroU32| {
-                text.parse::<u32>().is_ok_and(|number| number < most.get() && number.to_string() == text)
+                text.parse::<u32>()
+                    .is_ok_and(|number| number < most.get() && number.to_string() == text)
             };
-            let set = rest.strip_suffix(&job.name)?.strip_suffix('-').filter(|set| !set.is_empty())?;
+            let set = rest
+                .strip_suffix(&job.name)?
+                .strip_suffix('-')
+                .filter(|set| !set.is_empty())?;
             (is_below(number, job.jobs) && is_below(pod, job.pods)).then_some(set)
         };
         let sets: BTreeSet<_> = jobs.iter().filter_map(own).collect();
@@ -212,7 +254,10 @@ impl Known {
         if self.hosts.starts_with(OF_NODE) {
             return None;
         }
-        let lines = self.hosts.lines().map(|line| line.split('#').next().unwrap_or_default());
+        let lines = self
+            .hosts
+            .lines()
+            .map(|line| line.split('#').next().unwrap_or_default());
         let mut names = lines.flat_map(|line| line.split_whitespace().skip(1));
         let full = names.find_map(|name| name.strip_prefix(&self.host)?.strip_prefix('.'))?;
         // A dot at the end means nothing else.
@@ -222,8 +267,13 @@ impl Known {
 
 /// The lines of Open MPI and DeepSpeed. Without slots, the launcher decides.
 pub fn file(names: &[String], slots: Option<NonZeroU32>) -> String {
-    let slots = slots.map(|slots| format!(" slots={slots}")).unwrap_or_default();
-    names.iter().map(|name| format!("{name}{slots}\n")).collect()
+    let slots = slots
+        .map(|slots| format!(" slots={slots}"))
+        .unwrap_or_default();
+    names
+        .iter()
+        .map(|name| format!("{name}{slots}\n"))
+        .collect()
 }
 
 /// Whether it is a name of letters, digits, dashes and dots.
@@ -232,7 +282,9 @@ fn is_name(name: &str) -> bool {
         (1..=LONGEST_LABEL).contains(&label.len())
             && !label.starts_with('-')
             && !label.ends_with('-')
-            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+            && label
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
     };
     name.len() <= LONGEST_NAME && name.split('.').all(is_label)
 }
@@ -247,7 +299,10 @@ mod tests {
             hosts: format!(
                 "# Kubernetes-managed\n127.0.0.1 localhost\n10.244.0.7\t{full}\t{host} # {host}.x\n"
             ),
-            variables: variables.iter().map(|(name, value)| (*name, (*value).to_owned())).collect(),
+            variables: variables
+                .iter()
+                .map(|(name, value)| (*name, (*value).to_owned()))
+                .collect(),
         }
     }
 
@@ -261,7 +316,9 @@ mod tests {
 
     #[test]
     fn each_controller_names_its_pods() {
-        let of = |host: &str, domain: &str| names(&known(host, &format!("{host}.{domain}"), &[]), 2).unwrap();
+        let of = |host: &str, domain: &str| {
+            names(&known(host, &format!("{host}.{domain}"), &[]), 2).unwrap()
+        };
         let cluster = "default.svc.cluster.local";
         for (host, domain, base) in [
             ("train-workers-0-1", "train", "train-workers-0"),
@@ -278,7 +335,11 @@ mod tests {
         // The names of workers are no numbers of one row, and their domain is the leader's.
         let worker = known("lws-0-2", "lws-0-2", &group);
         for asked in [0, 3] {
-            let expected = ["lws-0.lws.default", "lws-0-1.lws.default", "lws-0-2.lws.default"];
+            let expected = [
+                "lws-0.lws.default",
+                "lws-0-1.lws.default",
+                "lws-0-2.lws.default",
+            ];
             assert_eq!(names(&worker, asked).unwrap(), expected);
         }
         assert!(names(&worker, 2).is_err());
@@ -287,28 +348,58 @@ mod tests {
     #[test]
     fn all_jobs_of_a_job_set_are_named_in_the_order_that_is_asked_for() {
         let of = |host: &str, service: &str, count: &str| {
-            known(host, &format!("{host}.{service}.ns.svc"), &[]).names(Some(&count.parse().unwrap()))
+            known(host, &format!("{host}.{service}.ns.svc"), &[])
+                .names(Some(&count.parse().unwrap()))
         };
         let both = "leader=1x1,workers=2x2";
         for host in ["train-workers-1-0", "train-leader-0-0"] {
-            let expected = ["leader-0-0", "workers-0-0", "workers-0-1", "workers-1-0", "workers-1-1"];
-            assert_eq!(of(host, "s", both).unwrap(), expected.map(|name| format!("train-{name}.s.ns.svc")));
+            let expected = [
+                "leader-0-0",
+                "workers-0-0",
+                "workers-0-1",
+                "workers-1-0",
+                "workers-1-1",
+            ];
+            assert_eq!(
+                of(host, "s", both).unwrap(),
+                expected.map(|name| format!("train-{name}.s.ns.svc"))
+            );
         }
         // Two JobSets could have this pod, and the service says which.
-        assert_eq!(of("x-b-a-0-0", "x", "a=1x1,b-a=1x1").unwrap()[1], "x-b-a-0-0.x.ns.svc");
+        assert_eq!(
+            of("x-b-a-0-0", "x", "a=1x1,b-a=1x1").unwrap()[1],
+            "x-b-a-0-0.x.ns.svc"
+        );
         assert!(of("x-b-a-0-0", "s", "a=1x1,b-a=1x1").is_err());
-        for host in
-            ["train-workers-2-0", "train-workers-0-2", "train-other-0-0", "workers-0-0", "train-workers-00-0"]
-        {
+        for host in [
+            "train-workers-2-0",
+            "train-workers-0-2",
+            "train-other-0-0",
+            "workers-0-0",
+            "train-workers-00-0",
+        ] {
             assert!(of(host, "s", both).is_err(), "{host}");
         }
-        for bad in
-            ["", "0", "a=1", "a=0x1", "a=1x1,", "=1x1", "a.b=1x1", "a=1000x201", "a=99999x99999", "200001"]
-        {
+        for bad in [
+            "",
+            "0",
+            "a=1",
+            "a=0x1",
+            "a=1x1,",
+            "=1x1",
+            "a.b=1x1",
+            "a=1000x201",
+            "a=99999x99999",
+            "200001",
+        ] {
             assert!(bad.parse::<Count>().is_err(), "{bad}");
         }
         let group = [(LEADER, "lws-0.lws"), (SIZE, "2")];
-        assert!(known("lws-0-1", "lws-0-1", &group).names(Some(&both.parse().unwrap())).is_err());
+        assert!(
+            known("lws-0-1", "lws-0-1", &group)
+                .names(Some(&both.parse().unwrap()))
+                .is_err()
+        );
     }
 
     #[test]
@@ -331,11 +422,14 @@ mod tests {
         ] {
             let names = names(&known(host, full, &[]), asked);
             // A word ends the name; what follows it is another one.
-            let is_cut = full.contains(' ') && names.as_ref().is_ok_and(|names| names[1] == "job-1.job");
+            let is_cut =
+                full.contains(' ') && names.as_ref().is_ok_and(|names| names[1] == "job-1.job");
             assert!(names.is_err() || is_cut, "{host} {full}: {names:?}");
         }
         let mut on_node = known(good.0, good.1, &[]);
-        on_node.hosts.insert_str(0, "# Kubernetes-managed hosts file (host network).\n");
+        on_node
+            .hosts
+            .insert_str(0, "# Kubernetes-managed hosts file (host network).\n");
         assert!(names(&on_node, 2).is_err());
         for variables in [
             vec![(LEADER, "lws-0.lws")],
@@ -344,7 +438,10 @@ mod tests {
             vec![(LEADER, "lws-0"), (SIZE, "2")],
             vec![(LEADER, "lws 0.lws\nx"), (SIZE, "2")],
         ] {
-            assert!(known("lws-0", "lws-0", &variables).names(None).is_err(), "{variables:?}");
+            assert!(
+                known("lws-0", "lws-0", &variables).names(None).is_err(),
+                "{variables:?}"
+            );
         }
     }
 

@@ -1,5 +1,5 @@
-//! `railctl env`: which interface and which RDMA device of this pod is which rail, in the form that NCCL, UCX and gloo read.
-//! It runs inside a pod, as any user, and asks only the kernel.
+//! `railctl env`: which interface and which RDMA device of this pod is which rail, in the form that
+//! NCCL, UCX and gloo read. It runs inside a pod, as any user, and asks only the kernel.
 
 mod check;
 mod hosts;
@@ -38,10 +38,12 @@ pub struct EnvArgs {
     /// Version of NCCL: 2.30 and later get rail and plane, those before 2.21 the GID index
     #[arg(long, value_name = "VERSION", default_value = "2.21")]
     nccl: NcclVersion,
-    /// Write the names of the job's pods to this file, for mpirun and DeepSpeed; - prints only these names
+    /// Write the names of the job's pods to this file, for mpirun and DeepSpeed; - prints only
+    /// these names
     #[arg(long, value_name = "FILE", conflicts_with = "check")]
     hostfile: Option<PathBuf>,
-    /// Number of pods in the job, if the pod cannot tell; for a JobSet, NAME=JOBSxPODS per replicated job
+    /// Number of pods in the job, if the pod cannot tell; for a JobSet, NAME=JOBSxPODS per
+    /// replicated job
     #[arg(long, value_name = "N", requires = "hostfile")]
     hosts: Option<hosts::Count>,
     /// Number of processes per pod
@@ -65,12 +67,24 @@ enum Format {
     Sh,
 }
 
-const RAILS: [&str; 7] = ["RAIL", "PLANE", "INTERFACE", "ADDRESS", "RDMA", "GID", "LEAF"];
+const RAILS: [&str; 7] = [
+    "RAIL",
+    "PLANE",
+    "INTERFACE",
+    "ADDRESS",
+    "RDMA",
+    "GID",
+    "LEAF",
+];
 
-/// Prints, writes or compares what this pod's rails are. What is not known is left out and said on stderr.
+/// Prints, writes or compares what this pod's rails are. What is not known is left out and said on
+/// stderr.
 pub fn env(node: &Node, args: &EnvArgs, output: Output) -> Result<ExitCode> {
     let hostfile = || {
-        Ok::<_, anyhow::Error>(hosts::file(&hosts::Known::look()?.names(args.hosts.as_ref())?, args.slots))
+        Ok::<_, anyhow::Error>(hosts::file(
+            &hosts::Known::look()?.names(args.hosts.as_ref())?,
+            args.slots,
+        ))
     };
     // A launcher has no rails.
     if args.hostfile.as_deref() == Some(Path::new("-")) {
@@ -90,9 +104,10 @@ pub fn env(node: &Node, args: &EnvArgs, output: Output) -> Result<ExitCode> {
     }
     let text = match (args.format, output) {
         (Some(Format::NcclConf), _) => conf(&pod, &variables),
-        (Some(Format::Sh), _) => {
-            variables.iter().map(|one| format!("export {}='{}'\n", one.name, one.value)).collect()
-        }
+        (Some(Format::Sh), _) => variables
+            .iter()
+            .map(|one| format!("export {}='{}'\n", one.name, one.value))
+            .collect(),
         (None, Output::Json) => output::pretty(&json(&pod, &variables, &unknown)),
         (None, Output::Table) => table(&pod, &variables),
     };
@@ -117,15 +132,36 @@ fn table(pod: &Pod, variables: &[Variable]) -> String {
         let port = rail.port.as_ref();
         vec![
             rail.alias.rail.to_string(),
-            rail.alias.plane.map(|plane| plane.to_string()).unwrap_or_default(),
+            rail.alias
+                .plane
+                .map(|plane| plane.to_string())
+                .unwrap_or_default(),
             rail.interface.clone(),
-            list(&rail.addresses.iter().map(ToString::to_string).collect::<Vec<_>>()),
+            list(
+                &rail
+                    .addresses
+                    .iter()
+                    .map(ToString::to_string)
+                    .collect::<Vec<_>>(),
+            ),
             port.map(ToString::to_string).unwrap_or_default(),
-            port.and_then(|port| port.gid).map(|gid| gid.to_string()).unwrap_or_default(),
-            list(&rail.alias.leaf_ports.iter().map(ToString::to_string).collect::<Vec<_>>()),
+            port.and_then(|port| port.gid)
+                .map(|gid| gid.to_string())
+                .unwrap_or_default(),
+            list(
+                &rail
+                    .alias
+                    .leaf_ports
+                    .iter()
+                    .map(ToString::to_string)
+                    .collect::<Vec<_>>(),
+            ),
         ]
     });
-    let variables: String = variables.iter().map(|one| format!("{}={}\n", one.name, one.value)).collect();
+    let variables: String = variables
+        .iter()
+        .map(|one| format!("{}={}\n", one.name, one.value))
+        .collect();
     format!("{}\n{variables}", output::table(&RAILS, rows))
 }
 
@@ -138,7 +174,10 @@ fn json(pod: &Pod, variables: &[Variable], unknown: &[String]) -> Value {
             "rdma": port.map(|port| json!({"device": port.device, "port": port.number, "gidIndex": port.gid})),
             "leafPorts": rail.alias.leaf_ports})
     });
-    let variables: Value = variables.iter().map(|one| (one.name.to_owned(), json!(one.value))).collect();
+    let variables: Value = variables
+        .iter()
+        .map(|one| (one.name.to_owned(), json!(one.value)))
+        .collect();
     json!({"rails": rails.collect::<Vec<_>>(), "variables": variables, "unknown": unknown})
 }
 
@@ -150,9 +189,16 @@ fn print_differences(differences: &[Difference], output: Output) -> Result<ExitC
                 .map(|one| json!({"variable": one.variable, "expected": one.expected, "found": one.found}));
             output::pretty(&json!({ "differences": all.collect::<Vec<_>>() }))
         }
-        Output::Table => differences.iter().map(|one| output::printable(&one.to_string()) + "\n").collect(),
+        Output::Table => differences
+            .iter()
+            .map(|one| output::printable(&one.to_string()) + "\n")
+            .collect(),
     })?;
-    Ok(if differences.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if differences.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// A job that looks while it is written sees the old file or the new one. Everybody may read it.
@@ -162,7 +208,10 @@ fn write(path: &Path, text: &str) -> Result<()> {
     let put = || -> std::io::Result<()> {
         let mut options = fs::File::options();
         options.write(true).create(true).truncate(true).mode(0o644);
-        options.custom_flags(nix::libc::O_NOFOLLOW).open(&new)?.write_all(text.as_bytes())?;
+        options
+            .custom_flags(nix::libc::O_NOFOLLOW)
+            .open(&new)?
+            .write_all(text.as_bytes())?;
         fs::rename(&new, path)
     };
     put().with_context(|| format!("cannot write {}", path.display()))

@@ -80,27 +80,46 @@ impl Pod {
     /// Looks at the network namespace of this process.
     pub fn look(node: &Node) -> Result<Pod> {
         let socket = &mut Socket::open()?;
-        let mut pod = Pod { rails: Vec::new(), interface: None, unknown: Vec::new() };
+        let mut pod = Pod {
+            rails: Vec::new(),
+            interface: None,
+            unknown: Vec::new(),
+        };
         let links = link::all(socket)?;
         for link in links.iter().filter(|link| !link.loopback) {
-            let alias = tunables::read(socket, link.index)?.into_iter().find(|(name, _)| *name == "alias");
-            let Some((_, text)) = alias.filter(|(_, text)| text.starts_with("rail ")) else { continue };
+            let alias = tunables::read(socket, link.index)?
+                .into_iter()
+                .find(|(name, _)| *name == "alias");
+            let Some((_, text)) = alias.filter(|(_, text)| text.starts_with("rail ")) else {
+                continue;
+            };
             match Alias::parse(&text) {
                 // The kernel lets a name have quotes, commas and more.
                 Some(alias) if is_netdev_name(&link.name) => {
-                    let addresses =
-                        address::all(socket, link.index)?.into_iter().filter(|one| !one.is_link_local());
+                    let addresses = address::all(socket, link.index)?
+                        .into_iter()
+                        .filter(|one| !one.is_link_local());
                     let addresses = addresses.map(|one| one.net).collect();
-                    let mut rail = Rail { interface: link.name.clone(), alias, addresses, port: None };
-                    rail.port = rail.find_port(link, node).map_err(|why| pod.unknown.push(why)).ok();
+                    let mut rail = Rail {
+                        interface: link.name.clone(),
+                        alias,
+                        addresses,
+                        port: None,
+                    };
+                    rail.port = rail
+                        .find_port(link, node)
+                        .map_err(|why| pod.unknown.push(why))
+                        .ok();
                     pod.rails.push(rail);
                 }
-                Some(_) => pod
-                    .unknown
-                    .push(format!("{}: omitted, because libraries would misread this name", link.name)),
-                None => pod
-                    .unknown
-                    .push(format!("{}: omitted, because rail-cni did not write its alias", link.name)),
+                Some(_) => pod.unknown.push(format!(
+                    "{}: omitted, because libraries would misread this name",
+                    link.name
+                )),
+                None => pod.unknown.push(format!(
+                    "{}: omitted, because rail-cni did not write its alias",
+                    link.name
+                )),
             }
         }
         pod.rails.sort_by_key(|rail| rail.place());
@@ -109,7 +128,8 @@ impl Pod {
         Ok(pod)
     }
 
-    /// The rails with these numbers, or all of them. Fails if there are none, or if it is not clear which are meant.
+    /// The rails with these numbers, or all of them. Fails if there are none, or if it is not clear
+    /// which are meant.
     pub fn select(mut self, wanted: Option<&Numbers>) -> Result<Pod> {
         let is_wanted = |rail: &Rail| wanted.is_none_or(|wanted| wanted.contains(&rail.alias.rail));
         self.rails.retain(is_wanted);
@@ -122,8 +142,11 @@ impl Pod {
                 unknown.next().unwrap_or_default()
             ));
         }
-        let twice =
-            self.rails.iter().zip(self.rails.iter().skip(1)).find(|(one, next)| one.place() == next.place());
+        let twice = self
+            .rails
+            .iter()
+            .zip(self.rails.iter().skip(1))
+            .find(|(one, next)| one.place() == next.place());
         if let Some((one, next)) = twice {
             let (first, second) = (&one.interface, &next.interface);
             return Err(failure!(
@@ -135,7 +158,10 @@ impl Pod {
         }
         let fabrics = self.fabrics();
         if wanted.is_none() && fabrics.len() > 1 {
-            let fabrics: Vec<_> = fabrics.into_values().map(|rails| rails.join(", ")).collect();
+            let fabrics: Vec<_> = fabrics
+                .into_values()
+                .map(|rails| rails.join(", "))
+                .collect();
             return Err(failure!(
                 InvalidConfig,
                 "by the names of their networks, the rails belong to {} fabrics ({}): select the job's \
@@ -153,7 +179,9 @@ impl Pod {
         for rail in &self.rails {
             let network = rail.alias.network.as_deref().unwrap_or_default();
             let fabric = network.replace(|letter: char| letter.is_ascii_digit(), "");
-            all.entry(fabric).or_default().push(format!("{} {network}", rail.alias.rail));
+            all.entry(fabric)
+                .or_default()
+                .push(format!("{} {network}", rail.alias.rail));
         }
         all
     }
@@ -182,14 +210,18 @@ impl Rail {
         };
         let wanted: Vec<Ipv6Addr> = self.addresses.iter().map(as_gid).collect();
         let gids = function.gids(&wanted);
-        let gid = wanted
-            .iter()
-            .find_map(|wanted| gids.iter().find(|gid| gid.gid == *wanted && gid.netdev == *name));
+        let gid = wanted.iter().find_map(|wanted| {
+            gids.iter()
+                .find(|gid| gid.gid == *wanted && gid.netdev == *name)
+        });
         let port = match gid {
-            Some(gid) => Port { device: gid.device.clone(), number: gid.port, gid: Some(gid.index) },
-            None => {
-                only_port(&function).map_err(|why| format!("{name}: its RDMA device is omitted: {why}"))?
-            }
+            Some(gid) => Port {
+                device: gid.device.clone(),
+                number: gid.port,
+                gid: Some(gid.index),
+            },
+            None => only_port(&function)
+                .map_err(|why| format!("{name}: its RDMA device is omitted: {why}"))?,
         };
         // A program that may rename it can put a comma or a quote into it.
         if !is_identifier(&port.device) || port.device.len() >= 64 {
@@ -209,7 +241,11 @@ fn only_port(function: &Function) -> Result<Port, String> {
         [only] => {
             let (device, number) = only.name.rsplit_once('/').ok_or("its port has no number")?;
             let number = number.parse().map_err(|_| "its port has no number")?;
-            Ok(Port { device: device.to_owned(), number, gid: None })
+            Ok(Port {
+                device: device.to_owned(),
+                number,
+                gid: None,
+            })
         }
         several => Err(format!(
             "{} has {} RDMA ports, and none has a GID of its addresses",
@@ -224,7 +260,9 @@ fn default_interface(links: &[Link], socket: &mut Socket) -> Result<Option<Strin
     let all = route::all(socket)?.into_iter();
     let defaults = all.filter(|(_, route)| route.table == MAIN && route.dst.prefix_len() == 0);
     let indexes: BTreeSet<_> = defaults.map(|(index, _)| index).collect();
-    let mut names = links.iter().filter(|link| indexes.contains(&link.index) && is_netdev_name(&link.name));
+    let mut names = links
+        .iter()
+        .filter(|link| indexes.contains(&link.index) && is_netdev_name(&link.name));
     Ok(match (names.next(), indexes.len()) {
         (Some(link), 1) => Some(link.name.clone()),
         _ => None,
@@ -254,11 +292,18 @@ pub mod tests {
 
     /// A pod whose default route is that of eth0.
     pub fn pod(rails: Vec<Rail>) -> Pod {
-        Pod { rails, interface: Some("eth0".to_owned()), unknown: Vec::new() }
+        Pod {
+            rails,
+            interface: Some("eth0".to_owned()),
+            unknown: Vec::new(),
+        }
     }
 
     fn of(aliases: &[&str]) -> Pod {
-        pod(aliases.iter().map(|alias| rail(alias, "10.0.0.0/31", "", None)).collect())
+        pod(aliases
+            .iter()
+            .map(|alias| rail(alias, "10.0.0.0/31", "", None))
+            .collect())
     }
 
     #[test]
@@ -271,13 +316,27 @@ pub mod tests {
 
     #[test]
     fn rails_that_cannot_be_told_apart_are_refused() {
-        let two_fabrics = ["rail 0 network rail-0", "rail 1 network rail-1", "rail 8 network storage-8"];
+        let two_fabrics = [
+            "rail 0 network rail-0",
+            "rail 1 network rail-1",
+            "rail 8 network storage-8",
+        ];
         let compute = parse_rails("0-7").unwrap();
         assert!(of(&two_fabrics).select(None).is_err());
-        assert_eq!(of(&two_fabrics).select(Some(&compute)).unwrap().rails.len(), 2);
-        let planes = ["rail 0 plane 0 network rail-0-plane-0", "rail 0 plane 1 network rail-0-plane-1"];
+        assert_eq!(
+            of(&two_fabrics).select(Some(&compute)).unwrap().rails.len(),
+            2
+        );
+        let planes = [
+            "rail 0 plane 0 network rail-0-plane-0",
+            "rail 0 plane 1 network rail-0-plane-1",
+        ];
         assert_eq!(of(&planes).select(None).unwrap().rails.len(), 2);
-        assert!(of(&["rail 0 network a", "rail 0 network a"]).select(None).is_err());
+        assert!(
+            of(&["rail 0 network a", "rail 0 network a"])
+                .select(None)
+                .is_err()
+        );
         assert!(of(&["rail 8"]).select(Some(&compute)).is_err());
         assert!(of(&[]).select(None).is_err());
     }

@@ -1,5 +1,6 @@
-//! The variables of the libraries. The rules are those of their parsers, as their sources have them: NCCL's setEnvFile,
-//! parseStringList and ncclIbInitDevices, NVSHMEM's nvshmemt_parse_hca_list, oneCCL's internal_kvs::fill_local_host_ip.
+//! The variables of the libraries. The rules are those of their parsers, as their sources have
+//! them: NCCL's setEnvFile, parseStringList and ncclIbInitDevices, NVSHMEM's
+//! nvshmemt_parse_hca_list, oneCCL's internal_kvs::fill_local_host_ip.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
@@ -44,7 +45,8 @@ pub struct NcclVersion(u32, u32);
 impl NcclVersion {
     /// It finds the GID of each device by itself from here on.
     const FINDS_GIDS: NcclVersion = NcclVersion(2, 21);
-    /// It reads rail and plane in NCCL_IB_HCA from here on. Older ones pass over what follows the port.
+    /// It reads rail and plane in NCCL_IB_HCA from here on. Older ones pass over what follows the
+    /// port.
     const KNOWS_RAILS: NcclVersion = NcclVersion(2, 30);
 }
 
@@ -64,14 +66,20 @@ impl FromStr for NcclVersion {
 pub fn of(pod: &Pod, nccl: NcclVersion) -> (Vec<Variable>, Vec<String>) {
     let (mut all, mut unknown) = (Vec::new(), Vec::new());
     let mut put = |name, value| all.push(Variable { name, value });
-    let ports: Vec<(&Rail, &Port)> =
-        pod.rails.iter().filter_map(|rail| Some((rail, rail.port.as_ref()?))).collect();
+    let ports: Vec<(&Rail, &Port)> = pod
+        .rails
+        .iter()
+        .filter_map(|rail| Some((rail, rail.port.as_ref()?)))
+        .collect();
     match hca(&ports, nccl) {
         Ok(value) => {
             put(HCA, value);
             let names = list(ports.iter().map(|(_, port)| port.to_string()));
             // It compares whole names, and a = would be part of one.
-            if ports.iter().all(|(_, port)| port.device.starts_with(NVSHMEM_PREFIX)) {
+            if ports
+                .iter()
+                .all(|(_, port)| port.device.starts_with(NVSHMEM_PREFIX))
+            {
                 put(NVSHMEM_DEVICES, names.clone());
             } else {
                 unknown.push(format!(
@@ -84,7 +92,9 @@ pub fn of(pod: &Pod, nccl: NcclVersion) -> (Vec<Variable>, Vec<String>) {
         Err(why) => unknown.push(format!("{HCA} and {UCX_DEVICES} are omitted: {why}")),
     }
     let has_v4 = |rail: &Rail| rail.addresses.iter().any(|net| net.addr().is_ipv4());
-    let is_v6_alone = ports.iter().all(|(rail, _)| !rail.addresses.is_empty() && !has_v4(rail));
+    let is_v6_alone = ports
+        .iter()
+        .all(|(rail, _)| !rail.addresses.is_empty() && !has_v4(rail));
     if !ports.is_empty() && is_v6_alone && nccl >= NcclVersion::FINDS_GIDS {
         put("NCCL_IB_ADDR_FAMILY", "AF_INET6".to_owned());
     }
@@ -104,7 +114,11 @@ pub fn of(pod: &Pod, nccl: NcclVersion) -> (Vec<Variable>, Vec<String>) {
             put("NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", format!("={name}"));
             put("GLOO_SOCKET_IFNAME", name.clone());
             // It takes every interface whose name has this in it.
-            if !pod.rails.iter().any(|rail| rail.interface.contains(name.as_str())) {
+            if !pod
+                .rails
+                .iter()
+                .any(|rail| rail.interface.contains(name.as_str()))
+            {
                 put("CCL_KVS_IFACE", name.clone());
             }
         }
@@ -124,7 +138,10 @@ fn hca(ports: &[(&Rail, &Port)], nccl: NcclVersion) -> Result<String, String> {
     if distinct.len() < ports.len() {
         return Err("two rails have the same RDMA device".to_owned());
     }
-    let planes: BTreeSet<_> = ports.iter().filter_map(|(rail, _)| rail.alias.plane).collect();
+    let planes: BTreeSet<_> = ports
+        .iter()
+        .filter_map(|(rail, _)| rail.alias.plane)
+        .collect();
     let entry = |(rail, port): &(&Rail, &Port)| match rail.alias.plane {
         _ if nccl < NcclVersion::KNOWS_RAILS => port.to_string(),
         Some(plane) if planes.len() <= MOST_PLANES => format!("{port}:{}:{plane}", rail.alias.rail),
@@ -153,10 +170,13 @@ mod tests {
     }
 
     fn value(name: &str, all: &[Variable]) -> Option<String> {
-        all.iter().find(|one| one.name == name).map(|one| one.value.clone())
+        all.iter()
+            .find(|one| one.name == name)
+            .map(|one| one.value.clone())
     }
 
-    /// How NCCL reads an entry: name, port, and since 2.30 rail and plane. Before, it passed over all that follows the port.
+    /// How NCCL reads an entry: name, port, and since 2.30 rail and plane. Before, it passed over
+    /// all that follows the port.
     fn read(value: &str, knows_rails: bool) -> Vec<(String, i32, i32, i32)> {
         let list = value.strip_prefix('=').unwrap();
         let entry = |entry: &str| {
@@ -171,21 +191,32 @@ mod tests {
     #[test]
     fn nccl_reads_exact_ports_and_from_2_30_on_rail_and_plane() {
         let rails = [("rail 0 plane 1", "mlx5_3:1"), ("rail 1", "mlx5_13:2")];
-        let pod = pod(rails.map(|(alias, port)| rail(alias, "10.0.0.0/31", port, Some(3))).into());
+        let pod = pod(rails
+            .map(|(alias, port)| rail(alias, "10.0.0.0/31", port, Some(3)))
+            .into());
         let hca = |version: &str| value(HCA, &of(&pod, nccl(version)).0).unwrap();
-        let exact = [("mlx5_3".to_owned(), 1, -1, -1), ("mlx5_13".to_owned(), 2, -1, -1)];
+        let exact = [
+            ("mlx5_3".to_owned(), 1, -1, -1),
+            ("mlx5_13".to_owned(), 2, -1, -1),
+        ];
         for version in ["2.4.7", "2.21", "2.29.3"] {
             assert_eq!(hca(version), "=mlx5_3:1,mlx5_13:2");
             assert_eq!(read(&hca(version), false), exact);
         }
         for version in ["2.30", "2.32.3", "3.0"] {
             assert_eq!(hca(version), "=mlx5_3:1:0:1,mlx5_13:2:1");
-            let known = [("mlx5_3".to_owned(), 1, 0, 1), ("mlx5_13".to_owned(), 2, 1, -1)];
+            let known = [
+                ("mlx5_3".to_owned(), 1, 0, 1),
+                ("mlx5_13".to_owned(), 2, 1, -1),
+            ];
             assert_eq!(read(&hca(version), true), known);
             // An older one that gets it by mistake takes the same ports.
             assert_eq!(read(&hca(version), false), exact);
         }
-        assert_eq!(value(UCX_DEVICES, &of(&pod, nccl("2.21")).0).unwrap(), "mlx5_3:1,mlx5_13:2");
+        assert_eq!(
+            value(UCX_DEVICES, &of(&pod, nccl("2.21")).0).unwrap(),
+            "mlx5_3:1,mlx5_13:2"
+        );
     }
 
     #[test]
@@ -197,10 +228,17 @@ mod tests {
                 rail
             });
             let (all, unknown) = of(&pod(rails.into()), nccl("2.30"));
-            (value(NVSHMEM_DEVICES, &all), value("CCL_KVS_IFACE", &all), unknown.len())
+            (
+                value(NVSHMEM_DEVICES, &all),
+                value("CCL_KVS_IFACE", &all),
+                unknown.len(),
+            )
         };
         let (devices, names) = (["mlx5_3:1", "mlx5_13:2"], ["net1", "net2"]);
-        let (list, eth0) = (Some("mlx5_3:1,mlx5_13:2".to_owned()), Some("eth0".to_owned()));
+        let (list, eth0) = (
+            Some("mlx5_3:1,mlx5_13:2".to_owned()),
+            Some("eth0".to_owned()),
+        );
         assert_eq!(told(devices, names), (list.clone(), eth0.clone(), 0));
         assert_eq!(told(["mlx5_3:1", "rocep1s0:1"], names), (None, eth0, 1));
         assert_eq!(told(devices, ["net1", "roceth01"]), (list, None, 0));
@@ -211,7 +249,14 @@ mod tests {
         let with = |gids: [Option<u32>; 2]| {
             let rails = gids.iter().enumerate();
             pod(rails
-                .map(|(n, gid)| rail(&format!("rail {n}"), "10.0.0.0/31", &format!("mlx5_{n}:1"), *gid))
+                .map(|(n, gid)| {
+                    rail(
+                        &format!("rail {n}"),
+                        "10.0.0.0/31",
+                        &format!("mlx5_{n}:1"),
+                        *gid,
+                    )
+                })
                 .collect())
         };
         for (gids, version, index) in [
@@ -221,7 +266,11 @@ mod tests {
             ([Some(3), None], "2.20", None),
         ] {
             let (all, unknown) = of(&with(gids), nccl(version));
-            assert_eq!(value(GID_INDEX, &all).as_deref(), index, "{gids:?} {version}");
+            assert_eq!(
+                value(GID_INDEX, &all).as_deref(),
+                index,
+                "{gids:?} {version}"
+            );
             assert_eq!(unknown.is_empty(), index.is_some() || version == "2.21");
         }
     }
@@ -230,24 +279,46 @@ mod tests {
     fn what_is_not_known_is_left_out() {
         let without = pod(vec![rail("rail 0", "10.0.0.0/31", "", None)]);
         let (all, unknown) = of(&without, nccl("2.30"));
-        let of_eth0 =
-            [SOCKET_IFNAME, "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "GLOO_SOCKET_IFNAME", "CCL_KVS_IFACE"];
+        let of_eth0 = [
+            SOCKET_IFNAME,
+            "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME",
+            "GLOO_SOCKET_IFNAME",
+            "CCL_KVS_IFACE",
+        ];
         assert_eq!(all.iter().map(|one| one.name).collect::<Vec<_>>(), of_eth0);
         assert_eq!(unknown.len(), 1);
-        let twice =
-            pod(vec![rail("rail 0", "10.0.0.0/31", "a:1", None), rail("rail 1", "10.0.0.2/31", "a:1", None)]);
+        let twice = pod(vec![
+            rail("rail 0", "10.0.0.0/31", "a:1", None),
+            rail("rail 1", "10.0.0.2/31", "a:1", None),
+        ]);
         assert_eq!(value(HCA, &of(&twice, nccl("2.30")).0), None);
         let many = (0..33)
-            .map(|n| rail(&format!("rail {n}"), "10.0.0.0/31", &format!("mlx5_{n}:1"), None))
+            .map(|n| {
+                rail(
+                    &format!("rail {n}"),
+                    "10.0.0.0/31",
+                    &format!("mlx5_{n}:1"),
+                    None,
+                )
+            })
             .collect();
         assert_eq!(value(HCA, &of(&pod(many), nccl("2.30")).0), None);
-        let long = (0..20)
-            .map(|n| rail(&format!("rail {n}"), "10.0.0.0/31", &format!("{}{n}:1", "a".repeat(60)), None));
+        let long = (0..20).map(|n| {
+            rail(
+                &format!("rail {n}"),
+                "10.0.0.0/31",
+                &format!("{}{n}:1", "a".repeat(60)),
+                None,
+            )
+        });
         assert_eq!(value(HCA, &of(&pod(long.collect()), nccl("2.30")).0), None);
         let mut alone = pod(vec![rail("rail 0", "fd00::/127", "mlx5_0:1", None)]);
         alone.interface = None;
         let (all, unknown) = of(&alone, nccl("2.30"));
-        assert_eq!(value("NCCL_IB_ADDR_FAMILY", &all).as_deref(), Some("AF_INET6"));
+        assert_eq!(
+            value("NCCL_IB_ADDR_FAMILY", &all).as_deref(),
+            Some("AF_INET6")
+        );
         assert_eq!((value(SOCKET_IFNAME, &all), unknown.len()), (None, 1));
     }
 }

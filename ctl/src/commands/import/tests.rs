@@ -4,7 +4,10 @@ use crate::store::Writer;
 use rail_cni::pool::store;
 use std::path::Path;
 
-const EXAMPLES: [&str; 2] = ["../conf/pools/spectrum-x.yaml", "../conf/pools/dual-stack.yaml"];
+const EXAMPLES: [&str; 2] = [
+    "../conf/pools/spectrum-x.yaml",
+    "../conf/pools/dual-stack.yaml",
+];
 
 fn node(temp: &Path) -> Node {
     let dirs = serde_json::json!({"storeDir": temp.join("store"), "runDir": temp.join("run")});
@@ -23,7 +26,12 @@ fn plan_of(text: &str, nodes: &Nodes) -> Result<Import> {
     let temp = tempfile::tempdir().unwrap();
     let file = temp.path().join("pools");
     std::fs::write(&file, text).unwrap();
-    plan(&node(temp.path()), &[file.display().to_string()], nodes, &Terms::default())
+    plan(
+        &node(temp.path()),
+        &[file.display().to_string()],
+        nodes,
+        &Terms::default(),
+    )
 }
 
 fn pool(name: &str, rows: &str) -> String {
@@ -37,25 +45,51 @@ fn pool(name: &str, rows: &str) -> String {
 fn the_examples_give_each_node_its_side_of_every_rail() {
     let temp = tempfile::tempdir().unwrap();
     let node = node(temp.path());
-    let import = plan(&node, &EXAMPLES.map(str::to_owned), &Nodes::All, &Terms::default()).unwrap();
+    let import = plan(
+        &node,
+        &EXAMPLES.map(str::to_owned),
+        &Nodes::All,
+        &Terms::default(),
+    )
+    .unwrap();
     write(&node, &import, Force::No).unwrap();
-    let load =
-        |name: &str, pool: &str| store::load(&node, name, &[pool.to_owned()]).map(|mut all| all.remove(0));
+    let load = |name: &str, pool: &str| {
+        store::load(&node, name, &[pool.to_owned()]).map(|mut all| all.remove(0))
+    };
     let ours = load("worker-gpu-62", "rail-0").unwrap();
     assert_eq!(ours.prefix.to_string(), "172.16.1.60/31");
     assert_eq!(ours.gateway.unwrap().to_string(), "172.16.1.61");
-    for node_name in ["worker-gpu-0", "worker-gpu-1", "worker-gpu-62", "worker-gpu-63"] {
+    for node_name in [
+        "worker-gpu-0",
+        "worker-gpu-1",
+        "worker-gpu-62",
+        "worker-gpu-63",
+    ] {
         for rail in 0..8 {
             let ours = load(node_name, &format!("rail-{rail}")).unwrap();
             let address = ours.first_free(|_| false).unwrap().to_string();
-            assert!(address.starts_with(&format!("172.{}.", 16 + 2 * rail)), "{address}");
-            assert_eq!(ours.routes[0].dst.to_string(), format!("172.{}.0.0/15", 16 + 2 * rail));
+            assert!(
+                address.starts_with(&format!("172.{}.", 16 + 2 * rail)),
+                "{address}"
+            );
+            assert_eq!(
+                ours.routes[0].dst.to_string(),
+                format!("172.{}.0.0/15", 16 + 2 * rail)
+            );
             assert_eq!(ours.routes[1].dst.to_string(), "172.16.0.0/12");
         }
     }
-    let error = load("Worker-GPU-62.example.com", "rail-0").unwrap_err().to_string();
+    let error = load("Worker-GPU-62.example.com", "rail-0")
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("worker-gpu-62?"), "{error}");
-    let again = plan(&node, &EXAMPLES.map(str::to_owned), &Nodes::All, &Terms::default()).unwrap();
+    let again = plan(
+        &node,
+        &EXAMPLES.map(str::to_owned),
+        &Nodes::All,
+        &Terms::default(),
+    )
+    .unwrap();
     assert!(again.lines.iter().all(|line| line.change() == "same"));
 }
 
@@ -66,12 +100,31 @@ fn a_row_that_left_the_pool_leaves_the_store_when_it_is_pruned() {
     let file = temp.path().join("p.yaml");
     let files = [file.display().to_string()];
     let one = "{nodeName: a, prefix: 172.16.0.0/31, gateway: 172.16.0.1}";
-    std::fs::write(&file, pool("r", &format!("{one}, {{nodeName: b, prefix: 172.16.0.2/31}}"))).unwrap();
-    write(&node, &plan(&node, &files, &Nodes::All, &Terms::default()).unwrap(), Force::No).unwrap();
+    std::fs::write(
+        &file,
+        pool(
+            "r",
+            &format!("{one}, {{nodeName: b, prefix: 172.16.0.2/31}}"),
+        ),
+    )
+    .unwrap();
+    write(
+        &node,
+        &plan(&node, &files, &Nodes::All, &Terms::default()).unwrap(),
+        Force::No,
+    )
+    .unwrap();
     std::fs::write(&file, pool("r", one)).unwrap();
     let import = plan(&node, &files, &Nodes::One("b".into()), &Terms::default()).unwrap();
-    assert!(import.lines.is_empty() && import.warnings.len() == 2, "{:?}", import.warnings);
-    let prune = Terms { prune: true, ..Terms::default() };
+    assert!(
+        import.lines.is_empty() && import.warnings.len() == 2,
+        "{:?}",
+        import.warnings
+    );
+    let prune = Terms {
+        prune: true,
+        ..Terms::default()
+    };
     let import = plan(&node, &files, &Nodes::One("b".into()), &prune).unwrap();
     assert_eq!(import.lines[0].change(), "removed");
     write(&node, &import, Force::No).unwrap();
@@ -88,13 +141,33 @@ fn every_form_that_kubectl_prints_is_read() {
         "staticAllocations":[{"nodeName":"a","prefix":"172.16.0.0/31"}]},"status":{"allocations":null}}"#;
     for (text, count) in [
         (pool("r", row), 1),
-        (format!("---\n{}---\n{}---\n", pool("r", row), pool("s", &row.replace("16.0", "17.0"))), 2),
+        (
+            format!(
+                "---\n{}---\n{}---\n",
+                pool("r", row),
+                pool("s", &row.replace("16.0", "17.0"))
+            ),
+            2,
+        ),
         (json.to_owned(), 1),
         (format!("[{json}]"), 1),
-        (format!(r#"{{"kind":"List","apiVersion":"v1","items":[{json}]}}"#), 1),
-        (format!("kind: List\nitems:\n- {}", pool("r", row).replace('\n', "\n  ")), 1),
+        (
+            format!(r#"{{"kind":"List","apiVersion":"v1","items":[{json}]}}"#),
+            1,
+        ),
+        (
+            format!(
+                "kind: List\nitems:\n- {}",
+                pool("r", row).replace('\n', "\n  ")
+            ),
+            1,
+        ),
     ] {
-        assert_eq!(plan_of(&text, &Nodes::All).unwrap().lines.len(), count, "{text}");
+        assert_eq!(
+            plan_of(&text, &Nodes::All).unwrap().lines.len(),
+            count,
+            "{text}"
+        );
     }
 }
 
@@ -109,27 +182,48 @@ fn what_cannot_be_meant_is_refused_with_its_place() {
         ("{".to_owned(), "JSON: EOF"),
         ("a: [".to_owned(), "YAML"),
         (good.replace("CIDRPool", "IPPool"), "kind: \"IPPool\" "),
-        (good.replace("v1alpha1", "v2"), "apiVersion: nv-ipam.nvidia.com/v2"),
+        (
+            good.replace("v1alpha1", "v2"),
+            "apiVersion: nv-ipam.nvidia.com/v2",
+        ),
         (good.replace("name: r", "name: ../r"), "metadata.name"),
         (good.replace("name: r", "x: r"), "pools:3: metadata.name: "),
-        (good.replace("31,", "31, spare: 1,"), "CIDRPool r: spec.spare: "),
+        (
+            good.replace("31,", "31, spare: 1,"),
+            "CIDRPool r: spec.spare: ",
+        ),
         (good.replace("prefix: 172", "prefix: [172"), "YAML"),
-        (good.replace("nodeName: a", "nodeName: [a]"), "spec.staticAllocations[0].nodeName: "),
-        (good.replace("172.16.0.0/31", "172.16.0.1/31"), "CIDRPool r: spec.staticAllocations[0].prefix"),
-        (format!("{good}---\n{good}"), "pools:8: CIDRPool r: metadata.name: "),
+        (
+            good.replace("nodeName: a", "nodeName: [a]"),
+            "spec.staticAllocations[0].nodeName: ",
+        ),
+        (
+            good.replace("172.16.0.0/31", "172.16.0.1/31"),
+            "CIDRPool r: spec.staticAllocations[0].prefix",
+        ),
+        (
+            format!("{good}---\n{good}"),
+            "pools:8: CIDRPool r: metadata.name: ",
+        ),
         (
             format!("{good}---\n{}", good.replace("name: r", "name: s")),
             "/pools:9: pool s: node a: 172.16.0.0/31 ",
         ),
         (
-            format!("{good}---\n{}", good.replace("name: r", "name: s").replace("31", "30")),
+            format!(
+                "{good}---\n{}",
+                good.replace("name: r", "name: s").replace("31", "30")
+            ),
             "pool r: node a: 172.16.0.0/31 ",
         ),
         (format!("{good}kind: CIDRPool\n"), "\"kind\""),
         (pool("r", ""), "cidrpool r"),
     ] {
         let error = format!("{:#}", plan_of(&text, &Nodes::All).unwrap_err());
-        assert!(error.contains(told) && error.contains("/pools:"), "{told}: {error}");
+        assert!(
+            error.contains(told) && error.contains("/pools:"),
+            "{told}: {error}"
+        );
         let (_, fault) = error.split_once("/pools:").unwrap();
         said += &format!("pools:{fault}\n");
     }
@@ -140,31 +234,57 @@ fn what_cannot_be_meant_is_refused_with_its_place() {
         .replace("0.0/30", "0.8/30");
     let other = pool("s", "{nodeName: a, prefix: 172.16.0.6/31}");
     plan_of(&format!("{kept}---\n{other}"), &Nodes::All).unwrap();
-    assert!(plan_of(&good, &Nodes::One("A.example".into())).unwrap_err().to_string().contains(" a?"));
+    assert!(
+        plan_of(&good, &Nodes::One("A.example".into()))
+            .unwrap_err()
+            .to_string()
+            .contains(" a?")
+    );
 }
 
 /// Pools that do not say their rail, imported one after the other, are found by it.
 #[test]
 fn the_rail_that_addresses_or_names_tell_is_written_down() {
     for (rows, rails) in [
-        (["172.16.0.0/31, gateway: 172.16.0.1", "172.18.0.0/31, gateway: 172.18.0.1"], [Some(0), Some(1)]),
+        (
+            [
+                "172.16.0.0/31, gateway: 172.16.0.1",
+                "172.18.0.0/31, gateway: 172.18.0.1",
+            ],
+            [Some(0), Some(1)],
+        ),
         // The formulas make neither, and nobody knows what the name of the second alone means.
-        (["10.0.0.0/31, gateway: 10.0.0.1", "10.2.0.0/31, gateway: 10.2.0.1"], [Some(0), None]),
+        (
+            [
+                "10.0.0.0/31, gateway: 10.0.0.1",
+                "10.2.0.0/31, gateway: 10.2.0.1",
+            ],
+            [Some(0), None],
+        ),
     ] {
         let temp = tempfile::tempdir().unwrap();
         let node = node(temp.path());
         for (number, row) in rows.iter().enumerate() {
             let file = temp.path().join("pools");
             let cidr = format!("{}/15", row.split('/').next().unwrap());
-            let text = pool(&format!("eth-rail{number}"), &format!("{{nodeName: a, prefix: {row}}}"))
-                .replace(
-                    "172.16.0.0/15",
-                    &format!(
-                        "{cidr:?}, gatewayIndex: 0, routes: [{{dst: {cidr:?}}}, {{dst: 172.16.0.0/12}}]"
-                    ),
-                );
+            let text = pool(
+                &format!("eth-rail{number}"),
+                &format!("{{nodeName: a, prefix: {row}}}"),
+            )
+            .replace(
+                "172.16.0.0/15",
+                &format!(
+                    "{cidr:?}, gatewayIndex: 0, routes: [{{dst: {cidr:?}}}, {{dst: 172.16.0.0/12}}]"
+                ),
+            );
             std::fs::write(&file, text).unwrap();
-            let import = plan(&node, &[file.display().to_string()], &Nodes::All, &Terms::default()).unwrap();
+            let import = plan(
+                &node,
+                &[file.display().to_string()],
+                &Nodes::All,
+                &Terms::default(),
+            )
+            .unwrap();
             write(&node, &import, Force::No).unwrap();
         }
         for (number, rail) in rails.into_iter().enumerate() {
@@ -175,7 +295,11 @@ fn the_rail_that_addresses_or_names_tell_is_written_down() {
                 "{rows:?}"
             );
             let found = store::of_rail(&node, "a", number as u64).unwrap();
-            assert_eq!(found.iter().map(|(name, _)| name).collect::<Vec<_>>(), [&pool], "{rows:?}");
+            assert_eq!(
+                found.iter().map(|(name, _)| name).collect::<Vec<_>>(),
+                [&pool],
+                "{rows:?}"
+            );
         }
     }
 }

@@ -19,7 +19,10 @@ impl Lint {
         }
         let net = |path: &String| Some((part.text(path)?.parse().ok()?, part.place(path)));
         let to = paths.iter().filter_map(net).collect();
-        self.routes.push(Routes { name: name.to_owned(), to });
+        self.routes.push(Routes {
+            name: name.to_owned(),
+            to,
+        });
     }
 
     /// Notes the addresses that the IPAM of a plugin hands out, which are on the link.
@@ -33,7 +36,10 @@ impl Lint {
         };
         each("ipam.addresses", ".address");
         each("ipam.ipRanges", ".range");
-        for set in 0..plugin.get("ipam.ranges").map_or(0, |sets| sets.items().count()) {
+        for set in 0..plugin
+            .get("ipam.ranges")
+            .map_or(0, |sets| sets.items().count())
+        {
             each(&format!("ipam.ranges[{set}]"), ".subnet");
         }
         // whereabouts has `10.0.0.5-10.0.0.9/24`, too.
@@ -55,18 +61,31 @@ impl Lint {
             });
             self.ranges.extend(ranges);
         }
-        self.routes.push(Routes { name: name.to_owned(), to });
+        self.routes.push(Routes {
+            name: name.to_owned(),
+            to,
+        });
     }
 
     /// host-local counts on each node by itself, and two rails in one subnet cannot be told apart.
     pub(super) fn compare_ranges(&mut self) {
         let ranges = std::mem::take(&mut self.ranges);
-        for (at, Range { network, scope, is_of_all_nodes, of, ipam, range, place }) in
-            ranges.iter().enumerate()
+        for (
+            at,
+            Range {
+                network,
+                scope,
+                is_of_all_nodes,
+                of,
+                ipam,
+                range,
+                place,
+            },
+        ) in ranges.iter().enumerate()
         {
-            let other = ranges[..at]
-                .iter()
-                .find(|other| other.of != *of && other.scope == *scope && overlap(other.range, *range));
+            let other = ranges[..at].iter().find(|other| {
+                other.of != *of && other.scope == *scope && overlap(other.range, *range)
+            });
             let problem = match other {
                 Some(other) => format!(
                     "{range} overlaps {} of {} ({}): two interfaces of a pod in one subnet cannot be told apart, and {ipam} gives \
@@ -98,16 +117,25 @@ impl Lint {
             .collect();
         let usual: Vec<IpNet> = USUAL.iter().filter_map(|usual| usual.network()).collect();
         let known = &self.node.cluster_networks;
-        let taken = cluster_networks::taken_by(&routes, if known.is_empty() { &usual } else { known });
+        let taken =
+            cluster_networks::taken_by(&routes, if known.is_empty() { &usual } else { known });
         let place = |taken: &Taken| {
             let mut all = self.routes.iter().flat_map(|routes| &routes.to);
-            all.find(|(net, _)| *net == taken.route).map(|(_, place)| place.clone()).unwrap_or_default()
+            all.find(|(net, _)| *net == taken.route)
+                .map(|(_, place)| place.clone())
+                .unwrap_or_default()
         };
-        let remedy =
-            "other addresses for the rails (firstOctet of the plan), or other networks for the cluster";
-        let finding = |severity, fault: Fault| Finding { severity, network: String::new(), of: 0, fault };
+        let remedy = "other addresses for the rails (firstOctet of the plan), or other networks for the cluster";
+        let finding = |severity, fault: Fault| Finding {
+            severity,
+            network: String::new(),
+            of: 0,
+            fault,
+        };
         let found: Vec<Finding> = if known.is_empty() {
-            let problem = cluster_networks::usually_taken_by(&routes, "").into_iter().zip(taken.first());
+            let problem = cluster_networks::usually_taken_by(&routes, "")
+                .into_iter()
+                .zip(taken.first());
             let warning = |(problem, first): (String, &Taken)| {
                 let remedy = format!("{problem}; where they overlap: {remedy}");
                 finding(Severity::Warning, Fault::whole(remedy).at(place(first)))
@@ -115,7 +143,9 @@ impl Lint {
             problem.map(warning).collect()
         } else {
             let error = |taken: &Taken| {
-                let fault = Fault::whole(taken.to_string()).remedy(remedy).at(place(taken));
+                let fault = Fault::whole(taken.to_string())
+                    .remedy(remedy)
+                    .at(place(taken));
                 finding(Severity::Error, fault)
             };
             taken.iter().map(error).collect()
@@ -130,30 +160,53 @@ impl Lint {
         let mut add = |severity, rail: &Rail, path: &str, problem: String| {
             let (network, of) = (rail.network.clone(), rail.of);
             let fault = Fault::new(path, problem).at(rail.place.clone());
-            findings.push(Finding { severity, network, of, fault });
+            findings.push(Finding {
+                severity,
+                network,
+                of,
+                fault,
+            });
         };
-        // The first network with a value, by the kind of the value and the scope in which it is unique.
+        // The first network with a value, by the kind of the value and the scope in which it is
+        // unique.
         let mut first: HashMap<String, &Rail> = HashMap::new();
         for rail in &rails {
-            let Rail { cluster, namespace, pools, resource, .. } = rail;
+            let Rail {
+                cluster,
+                namespace,
+                pools,
+                resource,
+                ..
+            } = rail;
             let Some(number) = rail.rail else { continue };
             let mut other = |what: &str, namespace: &str, said: &str| {
-                let before = *first.entry(format!("{what}\n{cluster}\n{namespace}\n{said}")).or_insert(rail);
+                let before = *first
+                    .entry(format!("{what}\n{cluster}\n{namespace}\n{said}"))
+                    .or_insert(rail);
                 Some(before).filter(|before| !std::ptr::eq(*before, rail))
             };
             if let Some(other) = other("rail", namespace, &number.to_string()) {
-                let problem = format!("{number} is also the rail of {} ({})", other.network, other.place);
+                let problem = format!(
+                    "{number} is also the rail of {} ({})",
+                    other.network, other.place
+                );
                 add(Severity::Warning, rail, "rail", problem);
             }
             let differs = |other: &&Rail| other.rail != rail.rail;
             let of = |other: &Rail| {
-                format!("rail {}, {} ({})", other.rail.unwrap_or_default(), other.network, other.place)
+                format!(
+                    "rail {}, {} ({})",
+                    other.rail.unwrap_or_default(),
+                    other.network,
+                    other.place
+                )
             };
             for pool in pools {
                 if let Some(other) = other("pool", "", pool).filter(differs) {
                     let of = of(other);
-                    let problem =
-                        format!("pool {pool} is also the pool of {of}: a prefix belongs to one rail");
+                    let problem = format!(
+                        "pool {pool} is also the pool of {of}: a prefix belongs to one rail"
+                    );
                     add(Severity::Error, rail, "ipam", problem);
                 }
             }
@@ -169,24 +222,38 @@ impl Lint {
         }
         let mut shifts: BTreeMap<(&str, String), Vec<Shift>> = BTreeMap::new();
         for (index, rail) in rails.iter().enumerate() {
-            let Some(number) = rail.rail.and_then(|number| i64::try_from(number).ok()) else { continue };
+            let Some(number) = rail.rail.and_then(|number| i64::try_from(number).ok()) else {
+                continue;
+            };
             for (what, name) in rail.names() {
-                let Some((in_name, else_in_it)) = number_in(name) else { continue };
+                let Some((in_name, else_in_it)) = number_in(name) else {
+                    continue;
+                };
                 let shift = in_name.saturating_sub(number);
-                shifts.entry((what, else_in_it)).or_default().push((shift, index, name));
+                shifts
+                    .entry((what, else_in_it))
+                    .or_default()
+                    .push((shift, index, name));
             }
         }
-        // A fabric that counts rails from 1, or those of a second plane from 8, does so in all of these names.
+        // A fabric that counts rails from 1, or those of a second plane from 8, does so in all of
+        // these names.
         shifts.retain(|_, alike| alike.len() == 1 || alike.iter().any(|one| one.0 != alike[0].0));
         let mut odd: BTreeMap<usize, Vec<String>> = BTreeMap::new();
         for ((what, _), alike) in &shifts {
             for (_, index, name) in alike.iter().filter(|(shift, ..)| *shift != 0) {
-                odd.entry(*index).or_default().push(format!("the {what} {name}"));
+                odd.entry(*index)
+                    .or_default()
+                    .push(format!("the {what} {name}"));
             }
         }
         for (index, names) in odd {
             let rail = &rails[index];
-            let problem = format!("is {} in {}", rail.rail.unwrap_or_default(), names.join(", "));
+            let problem = format!(
+                "is {} in {}",
+                rail.rail.unwrap_or_default(),
+                names.join(", ")
+            );
             add(Severity::Warning, rail, "rail", problem);
         }
         self.findings.extend(findings);

@@ -1,4 +1,5 @@
-//! What a chain of other plugins becomes with rail-cni: which plugins go, which stay, and which keys change their place.
+//! What a chain of other plugins becomes with rail-cni: which plugins go, which stay, and which
+//! keys change their place.
 
 use serde_json::{Map, Value, json};
 
@@ -16,12 +17,23 @@ const OF_RDMA: [&str; 2] = ["rdmaQoS", "rdmaDeviceName"];
 const OF_AMD: [&str; 2] = ["nexthopNetAddrOffset", "routeDstPrefixLen"];
 
 /// Keys of any plugin.
-const OF_ANY: [&str; 8] =
-    ["type", "name", "cniVersion", "mode", "capabilities", "runtimeConfig", "prevResult", "args"];
+const OF_ANY: [&str; 8] = [
+    "type",
+    "name",
+    "cniVersion",
+    "mode",
+    "capabilities",
+    "runtimeConfig",
+    "prevResult",
+    "args",
+];
 
 /// Plugins that people chain behind these, and why they go.
 const REPLACED: [(&str, &str); 6] = [
-    ("sbr", "rail-cni makes rules and tables itself (routing), and sbr would move them: remove it"),
+    (
+        "sbr",
+        "rail-cni makes rules and tables itself (routing), and sbr would move them: remove it",
+    ),
     (
         "vrf",
         "a rail has a table of its own, and vrf would take its routes away, and every CHECK would fail: remove it",
@@ -39,7 +51,10 @@ const REPLACED: [(&str, &str); 6] = [
         "rail-cni makes the routes of a rail itself (routes) and no default route, and route-override would change them: \
          remove it",
     ),
-    ("rail", "rail-cni makes the routes and rules of a rail itself (routing): remove it"),
+    (
+        "rail",
+        "rail-cni makes the routes and rules of a rail itself (routing): remove it",
+    ),
 ];
 
 /// The plugins of a network as they are with rail-cni, and what is to be known of the change.
@@ -52,9 +67,15 @@ pub(super) struct Chain {
     pub(super) faults: Vec<Fault>,
 }
 
-/// Rewrites a chain with a plugin of ours, or one like ours. A plugin that attaches otherwise (ovs) stays.
+/// Rewrites a chain with a plugin of ours, or one like ours. A plugin that attaches otherwise (ovs)
+/// stays.
 pub(super) fn chain(plugins: &[Part], context: &Context) -> Chain {
-    let mut chain = Chain { plugins: Vec::new(), whole: None, notes: Vec::new(), faults: Vec::new() };
+    let mut chain = Chain {
+        plugins: Vec::new(),
+        whole: None,
+        notes: Vec::new(),
+        faults: Vec::new(),
+    };
     for plugin in plugins {
         let kind = plugin.text("type").unwrap_or_default();
         match (kind, chain.whole) {
@@ -70,7 +91,9 @@ pub(super) fn chain(plugins: &[Part], context: &Context) -> Chain {
                 "type",
                 "rail: OVS-CNI and the Spectrum-X operator's daemon need it: see docs/roce.md",
             ),
-            _ => chain.plugins.push(plugin.value.as_object().cloned().unwrap_or_default()),
+            _ => chain
+                .plugins
+                .push(plugin.value.as_object().cloned().unwrap_or_default()),
         }
     }
     for plugin in &mut chain.plugins {
@@ -87,8 +110,13 @@ impl Chain {
     /// The plugin that attaches the device.
     fn main(&mut self, plugin: Part, context: &Context) {
         let kind = plugin.text("type").unwrap_or_default();
-        let spelt = plugin
-            .respelt(&mut |_, path, key| netconf::NETWORK.at(path).spelt(key).unwrap_or(key).to_owned());
+        let spelt = plugin.respelt(&mut |_, path, key| {
+            netconf::NETWORK
+                .at(path)
+                .spelt(key)
+                .unwrap_or(key)
+                .to_owned()
+        });
         let mut main = spelt.value.as_object().cloned().unwrap_or_default();
         if kind != OURS {
             // `mode` of another plugin means something else.
@@ -100,7 +128,10 @@ impl Chain {
             }
         }
         if kind == "amd-host-device" && main.get("ipam").is_none_or(|ipam| ipam == &json!({})) {
-            main.insert("ipam".to_owned(), json!({"type": OUR_IPAM, "source": "host"}));
+            main.insert(
+                "ipam".to_owned(),
+                json!({"type": OUR_IPAM, "source": "host"}),
+            );
             let problem = "takes the addresses that the NIC has on the host: node.json needs \"policy\": \
                            {\"hostAddresses\": true}";
             self.note(plugin, "ipam", problem);
@@ -109,17 +140,27 @@ impl Chain {
             let problem = "rail-cni has no such key: the pod gets the routes that the NIC has on the host, or those of `routes`";
             self.note(plugin, key, problem);
         }
-        if kind == "ib-sriov" && plugin.get("rdmaIsolation").is_some_and(|on| *on.value == true) {
+        if kind == "ib-sriov"
+            && plugin
+                .get("rdmaIsolation")
+                .is_some_and(|on| *on.value == true)
+        {
             main.insert("rdma".to_owned(), "required".into());
         }
         let is_on = |path: &str| plugin.get(path).is_some_and(|on| *on.value == true);
-        if kind == "ib-sriov" && (is_on("ibKubernetesEnabled") || is_on("capabilities.infinibandGUID")) {
+        if kind == "ib-sriov"
+            && (is_on("ibKubernetesEnabled") || is_on("capabilities.infinibandGUID"))
+        {
             let problem = "ib-sriov: ib-kubernetes knows no other type: it stays, and /opt/cni/bin/ib-sriov is a link to rail-cni";
             self.note(plugin, "type", problem);
         } else {
             main.insert("type".to_owned(), OURS.into());
         }
-        let refused = VF_KEYS.iter().filter(|key| main.contains_key(**key)).copied().collect::<Vec<_>>();
+        let refused = VF_KEYS
+            .iter()
+            .filter(|key| main.contains_key(**key))
+            .copied()
+            .collect::<Vec<_>>();
         if kind != OURS && !refused.is_empty() {
             let problem = format!(
                 "{kind}: the shipped node.json lets no network set {}: list the allowed keys in \
@@ -131,8 +172,14 @@ impl Chain {
         if context.nad.is_some() {
             let all = ["deviceID", "mac", "ips", "CNIDeviceInfoFile"]
                 .map(|key| (key.to_owned(), Value::from(true)));
-            let given = main.get("capabilities").and_then(Value::as_object).cloned().unwrap_or_default();
-            let given = given.into_iter().filter(|(key, _)| netconf::CAPABILITIES.contains(&key.as_str()));
+            let given = main
+                .get("capabilities")
+                .and_then(Value::as_object)
+                .cloned()
+                .unwrap_or_default();
+            let given = given
+                .into_iter()
+                .filter(|(key, _)| netconf::CAPABILITIES.contains(&key.as_str()));
             main.insert(
                 "capabilities".to_owned(),
                 all.into_iter().chain(given).collect::<Map<_, _>>().into(),
@@ -160,7 +207,10 @@ impl Chain {
             kept.extend(others.keys().cloned());
             if !own.is_empty() {
                 let given = main.entry("sysctl".to_owned()).or_insert_with(|| json!({}));
-                given.as_object_mut().into_iter().for_each(|given| given.extend(own.clone()));
+                given
+                    .as_object_mut()
+                    .into_iter()
+                    .for_each(|given| given.extend(own.clone()));
             }
             if !others.is_empty() {
                 left.insert("sysctl".to_owned(), others.into());
@@ -179,7 +229,10 @@ impl Chain {
                 moved.join(", "),
                 kept.join(", ")
             )),
-            (false, false) => Some(format!("tuning: move {} to rail-cni, and remove it", moved.join(", "))),
+            (false, false) => Some(format!(
+                "tuning: move {} to rail-cni, and remove it",
+                moved.join(", ")
+            )),
             (true, false) => Some("tuning: sets nothing: remove it".to_owned()),
             (true, true) => None,
         };
@@ -201,7 +254,10 @@ impl Chain {
             .unwrap_or_default();
         let (mut moved, mut lost) = (Vec::new(), Vec::new());
         let of_any = |key: &str| OF_ANY.contains(&key) || (kind == "sbr" && key == "table");
-        for (key, part) in plugin.entries().filter(|(key, part)| !of_any(key) && !part.value.is_null()) {
+        for (key, part) in plugin
+            .entries()
+            .filter(|(key, part)| !of_any(key) && !part.value.is_null())
+        {
             if (kind, key) == ("route-override", "addroutes") {
                 add_routes(&mut self.plugins[at], part);
                 moved.push("routes");
@@ -260,35 +316,51 @@ fn add_routes(main: &mut Map<String, Value>, more: Part) {
         .for_each(|routes| routes.extend(more.items().map(|one| one.value.clone())));
 }
 
-/// sbr's table has a default route by the gateway of the address, whatever the network says: without one, what the pod sends
-/// from the rail's address to elsewhere would leave by eth0. Returns whether it was missing.
+/// sbr's table has a default route by the gateway of the address, whatever the network says:
+/// without one, what the pod sends from the rail's address to elsewhere would leave by eth0.
+/// Returns whether it was missing.
 fn add_default_route(main: &mut Map<String, Value>) -> bool {
     const DEFAULT: &str = "0.0.0.0/0";
     let has_it = |routes: Option<&Value>| {
         let routes = routes.and_then(Value::as_array).into_iter().flatten();
-        routes.clone().any(|route| route.get("dst").is_some_and(|dst| dst == DEFAULT))
+        routes
+            .clone()
+            .any(|route| route.get("dst").is_some_and(|dst| dst == DEFAULT))
     };
     if has_it(main.get("routes")) || has_it(main.get("ipam").and_then(|ipam| ipam.get("routes"))) {
         return false;
     }
     let routes = main.entry("routes".to_owned()).or_insert_with(|| json!([]));
-    routes.as_array_mut().map(|routes| routes.push(json!({"dst": DEFAULT}))).is_some()
+    routes
+        .as_array_mut()
+        .map(|routes| routes.push(json!({"dst": DEFAULT})))
+        .is_some()
 }
 
 /// nv-ipam with a CIDRPool becomes rail-ipam.
 fn pool(plugin: &mut Map<String, Value>, parts: &[Part], notes: &mut Vec<Fault>) {
-    let Some(ipam) = plugin.get_mut("ipam").and_then(Value::as_object_mut) else { return };
+    let Some(ipam) = plugin.get_mut("ipam").and_then(Value::as_object_mut) else {
+        return;
+    };
     if ipam.get("type") != Some(&json!("nv-ipam")) {
         return;
     }
-    let name = ipam.get("poolName").and_then(Value::as_str).unwrap_or_default().to_owned();
-    let part = parts.iter().find(|part| part.text("ipam.type") == Some("nv-ipam"));
+    let name = ipam
+        .get("poolName")
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+        .to_owned();
+    let part = parts
+        .iter()
+        .find(|part| part.text("ipam.type") == Some("nv-ipam"));
     let problem = if ipam.get("poolType").and_then(Value::as_str) == Some("cidrpool") {
         *ipam = [("type", OUR_IPAM), ("pool", name.as_str())]
             .map(|(key, value)| (key.to_owned(), value.into()))
             .into_iter()
             .collect();
-        format!("{name}: the CIDRPool is imported on each node (`railctl import`), or by rail-agent")
+        format!(
+            "{name}: the CIDRPool is imported on each node (`railctl import`), or by rail-agent"
+        )
     } else {
         format!(
             "{name} is an IPPool, which rail-ipam does not support: keep nv-ipam, or replace it by a CIDRPool with a block \
@@ -304,5 +376,8 @@ fn pool(plugin: &mut Map<String, Value>, parts: &[Part], notes: &mut Vec<Fault>)
 pub(super) fn is_of_the_rail(key: &str) -> bool {
     let separator = if key.contains('/') { '/' } else { '.' };
     let parts: Vec<&str> = key.split(separator).collect();
-    matches!(parts.as_slice(), ["net", "ipv4" | "ipv6", "conf" | "neigh", "IFNAME", _])
+    matches!(
+        parts.as_slice(),
+        ["net", "ipv4" | "ipv6", "conf" | "neigh", "IFNAME", _]
+    )
 }

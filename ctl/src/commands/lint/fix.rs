@@ -29,17 +29,30 @@ impl Lint {
     pub fn fixed(&mut self) -> String {
         let rails = numbers(&self.fixed);
         for (fixed, rail) in self.fixed.iter_mut().zip(rails) {
-            let mtu = fixed.resource.as_ref().and_then(|resource| self.mtus.get(resource));
-            let is_userspace = fixed.resource.as_ref().is_some_and(|one| self.userspace.contains(one));
-            let main = fixed.plugins.iter_mut().find(|plugin| plugin.get("type") == Some(&json!(OURS)));
-            let Some(main) = main.filter(|main| !main.contains_key("mode")) else { continue };
+            let mtu = fixed
+                .resource
+                .as_ref()
+                .and_then(|resource| self.mtus.get(resource));
+            let is_userspace = fixed
+                .resource
+                .as_ref()
+                .is_some_and(|one| self.userspace.contains(one));
+            let main = fixed
+                .plugins
+                .iter_mut()
+                .find(|plugin| plugin.get("type") == Some(&json!(OURS)));
+            let Some(main) = main.filter(|main| !main.contains_key("mode")) else {
+                continue;
+            };
             if let Some(rail) = rail {
                 main.entry("rail".to_owned()).or_insert_with(|| rail.into());
             }
             if is_userspace {
-                main.entry("userspace".to_owned()).or_insert_with(|| true.into());
+                main.entry("userspace".to_owned())
+                    .or_insert_with(|| true.into());
             } else if let Some(mtu) = mtu {
-                main.entry("mtu".to_owned()).or_insert_with(|| (*mtu).into());
+                main.entry("mtu".to_owned())
+                    .or_insert_with(|| (*mtu).into());
             }
         }
         self.fixed.iter().map(Fixed::text).collect()
@@ -50,27 +63,46 @@ impl Lint {
 fn numbers(all: &[Fixed]) -> Vec<Option<i64>> {
     let number = |fixed: &Fixed| {
         let names = [fixed.resource.as_deref(), Some(fixed.name.as_str())];
-        names.into_iter().flatten().find_map(number_in).map(|(number, _)| number)
+        names
+            .into_iter()
+            .flatten()
+            .find_map(number_in)
+            .map(|(number, _)| number)
     };
     let mut by_namespace: BTreeMap<&Option<String>, BTreeSet<i64>> = BTreeMap::new();
     for fixed in all {
-        by_namespace.entry(&fixed.namespace).or_default().extend(number(fixed));
+        by_namespace
+            .entry(&fixed.namespace)
+            .or_default()
+            .extend(number(fixed));
     }
-    let counts =
-        |namespace: &Option<String>| by_namespace.get(namespace).is_some_and(|rails| rails.contains(&0));
-    all.iter().map(|fixed| number(fixed).filter(|_| counts(&fixed.namespace))).collect()
+    let counts = |namespace: &Option<String>| {
+        by_namespace
+            .get(namespace)
+            .is_some_and(|rails| rails.contains(&0))
+    };
+    all.iter()
+        .map(|fixed| number(fixed).filter(|_| counts(&fixed.namespace)))
+        .collect()
 }
 
 impl Fixed {
     fn text(&self) -> String {
-        let Some(metadata) = &self.metadata else { return self.config("") + "\n" };
+        let Some(metadata) = &self.metadata else {
+            return self.config("") + "\n";
+        };
         let mut text = "---\n".to_owned();
         for note in &self.notes {
             text.push_str(&format!("# {}\n", crate::output::printable(note)));
         }
-        text.push_str("apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata:\n");
+        text.push_str(
+            "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata:\n",
+        );
         let keys = ["name", "namespace", "labels", "annotations"];
-        for (key, value) in keys.into_iter().filter_map(|key| metadata.get_key_value(key)) {
+        for (key, value) in keys
+            .into_iter()
+            .filter_map(|key| metadata.get_key_value(key))
+        {
             match value {
                 Value::Object(inside) => {
                     text.push_str(&format!("  {}:\n", scalar(key)));
@@ -111,7 +143,10 @@ impl Fixed {
             .plugins
             .iter()
             .map(|plugin| {
-                format!("{inner}  {{\n{inner}    {}\n{inner}  }}", lines(plugin, &format!(",\n{inner}    ")))
+                format!(
+                    "{inner}  {{\n{inner}    {}\n{inner}  }}",
+                    lines(plugin, &format!(",\n{inner}    "))
+                )
             })
             .collect();
         format!(
@@ -125,20 +160,32 @@ impl Fixed {
 /// The keys of a plugin: what it is first, its IPAM last.
 fn lines(plugin: &Map<String, Value>, between: &str) -> String {
     const FIRST: [&str; 4] = ["type", "mode", "rail", "mtu"];
-    let rest = plugin.keys().map(String::as_str).filter(|key| !FIRST.contains(key) && *key != "ipam");
+    let rest = plugin
+        .keys()
+        .map(String::as_str)
+        .filter(|key| !FIRST.contains(key) && *key != "ipam");
     let keys = FIRST.into_iter().chain(rest).chain(["ipam"]);
-    let line = |key: &str| plugin.get(key).map(|value| format!("{}: {}", json!(key), spaced(value)));
+    let line = |key: &str| {
+        plugin
+            .get(key)
+            .map(|value| format!("{}: {}", json!(key), spaced(value)))
+    };
     keys.filter_map(line).collect::<Vec<_>>().join(between)
 }
 
 /// JSON in one line, as people write it.
 pub(super) fn spaced(value: &Value) -> String {
     match value {
-        Value::Array(list) => format!("[{}]", list.iter().map(spaced).collect::<Vec<_>>().join(", ")),
+        Value::Array(list) => format!(
+            "[{}]",
+            list.iter().map(spaced).collect::<Vec<_>>().join(", ")
+        ),
         Value::Object(object) => {
             let first = object.get_key_value("type").into_iter();
             let rest = object.iter().filter(|(key, _)| *key != "type");
-            let all = first.chain(rest).map(|(key, value)| format!("{}: {}", json!(key), spaced(value)));
+            let all = first
+                .chain(rest)
+                .map(|(key, value)| format!("{}: {}", json!(key), spaced(value)));
             format!("{{{}}}", all.collect::<Vec<_>>().join(", "))
         }
         other => other.to_string(),

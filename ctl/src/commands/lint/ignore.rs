@@ -23,9 +23,18 @@ impl Lint {
     /// Reads the annotation of a manifest, which has a line for each key.
     pub(super) fn annotated(&mut self, manifest: Part, name: &str) {
         let annotations = manifest.get("metadata.annotations");
-        let given = annotations.into_iter().flat_map(Part::entries).find(|(key, _)| *key == LINT_IGNORE);
+        let given = annotations
+            .into_iter()
+            .flat_map(Part::entries)
+            .find(|(key, _)| *key == LINT_IGNORE);
         let Some((_, given)) = given else { return };
-        for line in given.value.as_str().unwrap_or_default().lines().filter(|line| !line.trim().is_empty()) {
+        for line in given
+            .value
+            .as_str()
+            .unwrap_or_default()
+            .lines()
+            .filter(|line| !line.trim().is_empty())
+        {
             let (key, reason) = line.split_once(':').unwrap_or((line, ""));
             self.ignore(given, name, key, reason);
         }
@@ -33,23 +42,37 @@ impl Lint {
 
     /// Reads the key of a CNI configuration, which is an object of reasons.
     pub(super) fn ignores_in(&mut self, config: Part, name: &str) {
-        let Some((_, given)) = config.entries().find(|(key, _)| *key == LINT_IGNORE) else { return };
+        let Some((_, given)) = config.entries().find(|(key, _)| *key == LINT_IGNORE) else {
+            return;
+        };
         for (key, reason) in given.entries() {
             self.ignore(reason, name, key, reason.value.as_str().unwrap_or_default());
         }
         if !given.value.is_object() {
             let problem = "is not an object of keys and reasons, such as {\"mtu\": \"8000 here\"}";
-            self.say(Severity::Warning, name, Fault::new(LINT_IGNORE, problem).at(given.place("")));
+            self.say(
+                Severity::Warning,
+                name,
+                Fault::new(LINT_IGNORE, problem).at(given.place("")),
+            );
         }
     }
 
     fn ignore(&mut self, part: Part, network: &str, key: &str, reason: &str) {
         let (key, reason) = (key.trim().to_owned(), reason.trim().to_owned());
         let (place, network) = (part.place(""), network.to_owned());
-        self.ignores.push(Ignore { place, network, of: self.of, key, reason, silenced: 0 });
+        self.ignores.push(Ignore {
+            place,
+            network,
+            of: self.of,
+            key,
+            reason,
+            silenced: 0,
+        });
     }
 
-    /// Removes the warnings that are silenced, and warns of reasons that silence nothing. Errors stay.
+    /// Removes the warnings that are silenced, and warns of reasons that silence nothing. Errors
+    /// stay.
     pub(super) fn silence(&mut self) {
         for finding in std::mem::take(&mut self.findings) {
             let ignore = self.ignores.iter_mut().find(|ignore| {
@@ -64,7 +87,15 @@ impl Lint {
                 None => self.findings.push(finding),
             }
         }
-        for Ignore { place, network, of, key, reason, silenced } in std::mem::take(&mut self.ignores) {
+        for Ignore {
+            place,
+            network,
+            of,
+            key,
+            reason,
+            silenced,
+        } in std::mem::take(&mut self.ignores)
+        {
             let problem = match (reason.is_empty(), silenced) {
                 (true, _) => {
                     format!("{key} has no reason, so nothing is silenced: write `{key}: why`")
@@ -75,7 +106,12 @@ impl Lint {
                 (false, _) => continue,
             };
             let fault = Fault::new(LINT_IGNORE, problem).at(place);
-            self.findings.push(Finding { severity: Severity::Warning, network, of, fault });
+            self.findings.push(Finding {
+                severity: Severity::Warning,
+                network,
+                of,
+                fault,
+            });
         }
     }
 }

@@ -1,13 +1,22 @@
-//! Manifests in Markdown: fenced blocks of YAML and JSON, and the here-documents of shell in such blocks.
+//! Manifests in Markdown: fenced blocks of YAML and JSON, and the here-documents of shell in such
+//! blocks.
 
-/// The manifests of a page. Each has empty lines before it, so that its lines have the page's numbers.
+/// The manifests of a page. Each has empty lines before it, so that its lines have the page's
+/// numbers.
 pub(super) fn blocks(page: &str) -> Vec<String> {
     let mut blocks = Vec::new();
     let mut lines = page.lines().enumerate();
     while let Some((_, line)) = lines.next() {
-        let Some(fence) = Fence::begun(line) else { continue };
-        let inside: Vec<_> = lines.by_ref().take_while(|(_, line)| !fence.ends(line)).collect();
-        let inside = inside.into_iter().map(|(at, line)| (at, fence.stripped(line)));
+        let Some(fence) = Fence::begun(line) else {
+            continue;
+        };
+        let inside: Vec<_> = lines
+            .by_ref()
+            .take_while(|(_, line)| !fence.ends(line))
+            .collect();
+        let inside = inside
+            .into_iter()
+            .map(|(at, line)| (at, fence.stripped(line)));
         match fence.language.as_str() {
             "yaml" | "yml" | "json" | "jsonc" | "json5" => blocks.extend(block(inside)),
             "sh" | "shell" | "bash" | "console" | "zsh" | "" => {
@@ -15,7 +24,9 @@ pub(super) fn blocks(page: &str) -> Vec<String> {
                 while let Some((_, line)) = inside.next() {
                     if let Some(word) = word_of(line) {
                         blocks.extend(block(
-                            inside.by_ref().take_while(|(_, line)| line.trim_start_matches('\t') != word),
+                            inside
+                                .by_ref()
+                                .take_while(|(_, line)| line.trim_start_matches('\t') != word),
                         ));
                     } else if fence.language.is_empty() && is_manifest(line) {
                         let rest: Vec<_> = inside.by_ref().collect();
@@ -32,7 +43,9 @@ pub(super) fn blocks(page: &str) -> Vec<String> {
 
 /// A block without a language may be anything.
 fn is_manifest(line: &str) -> bool {
-    ["apiVersion:", "kind:", "---", "{"].iter().any(|begin| line.starts_with(begin))
+    ["apiVersion:", "kind:", "---", "{"]
+        .iter()
+        .any(|begin| line.starts_with(begin))
 }
 
 fn block<'p>(mut lines: impl Iterator<Item = (usize, &'p str)>) -> Option<String> {
@@ -44,9 +57,17 @@ fn block<'p>(mut lines: impl Iterator<Item = (usize, &'p str)>) -> Option<String
 
 /// `EOF` of `kubectl apply -f - <<'EOF'`.
 fn word_of(line: &str) -> Option<&str> {
-    let after = line.split_once("<<")?.1.trim_start_matches('-').trim_start();
-    let word = after.split([' ', '|', '>', ';']).next()?.trim_matches(['\'', '"', '\\']);
-    word.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_').then_some(word)
+    let after = line
+        .split_once("<<")?
+        .1
+        .trim_start_matches('-')
+        .trim_start();
+    let word = after
+        .split([' ', '|', '>', ';'])
+        .next()?
+        .trim_matches(['\'', '"', '\\']);
+    word.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_')
+        .then_some(word)
 }
 
 /// The line that begins a block.
@@ -60,13 +81,24 @@ struct Fence {
 impl Fence {
     fn begun(line: &str) -> Option<Fence> {
         let begins = line.trim_start_matches([' ', '\t', '>']);
-        let mark = begins.chars().next().filter(|mark| ['`', '~'].contains(mark))?;
+        let mark = begins
+            .chars()
+            .next()
+            .filter(|mark| ['`', '~'].contains(mark))?;
         let info = begins.trim_start_matches(mark);
         let count = begins.len() - info.len();
-        let language = info.trim_start_matches(['{', '.', ' ']).split([' ', ',', '{', '}', ':']).next()?;
+        let language = info
+            .trim_start_matches(['{', '.', ' '])
+            .split([' ', ',', '{', '}', ':'])
+            .next()?;
         let is_fence = count >= 3 && !(mark == '`' && info.contains('`'));
         let language = language.trim().to_ascii_lowercase();
-        is_fence.then(|| Fence { indent: line.len() - begins.len(), mark, count, language })
+        is_fence.then(|| Fence {
+            indent: line.len() - begins.len(),
+            mark,
+            count,
+            language,
+        })
     }
 
     fn ends(&self, line: &str) -> bool {

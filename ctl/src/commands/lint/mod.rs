@@ -1,6 +1,7 @@
-//! `railctl lint`: finds mistakes in networks before a pod does, and prints what networks of other plugins and
-//! operators become. It reads NetworkAttachmentDefinitions, CNI configurations, objects of operators, pods, and the
-//! routes of CIDRPools, and needs neither node.json nor root. ADD's own parser finds what ADD would refuse.
+//! `railctl lint`: finds mistakes in networks before a pod does, and prints what networks of other
+//! plugins and operators become. It reads NetworkAttachmentDefinitions, CNI configurations, objects
+//! of operators, pods, and the routes of CIDRPools, and needs neither node.json nor root. ADD's own
+//! parser finds what ADD would refuse.
 
 mod across;
 mod chain;
@@ -40,8 +41,15 @@ const OUR_IPAM: &str = "rail-ipam";
 /// Plugins whose configurations work with rail-cni once `type` is changed.
 const LIKE_OURS: [&str; 4] = ["sriov", "ib-sriov", "host-device", "amd-host-device"];
 /// The keys of a list.
-const LIST_KEYS: [&str; 7] =
-    ["cniVersion", "cniVersions", "name", "plugins", "disableCheck", "disableGC", "loadOnlyInlinedPlugins"];
+const LIST_KEYS: [&str; 7] = [
+    "cniVersion",
+    "cniVersions",
+    "name",
+    "plugins",
+    "disableCheck",
+    "disableGC",
+    "loadOnlyInlinedPlugins",
+];
 const RESOURCE: &str = "k8s.v1.cni.cncf.io/resourceName";
 
 /// How bad a finding is.
@@ -70,7 +78,8 @@ struct Finding {
     severity: Severity,
     /// The name of the network; empty where the finding is about none.
     network: String,
-    /// The number of the network in the order of reading, from 1; 0 where the finding is about none.
+    /// The number of the network in the order of reading, from 1; 0 where the finding is about
+    /// none.
     of: usize,
     fault: Fault,
 }
@@ -135,7 +144,8 @@ pub struct Lint {
     nads: BTreeMap<(String, String), Option<String>>,
     pods: Vec<pods::Pod>,
     fixed: Vec<fix::Fixed>,
-    /// The kind of the object of which an operator makes the current network, and what else it makes of it.
+    /// The kind of the object of which an operator makes the current network, and what else it
+    /// makes of it.
     made_by: Option<(String, &'static str)>,
     /// The MTU of VFs, by resource.
     mtus: BTreeMap<String, u64>,
@@ -155,8 +165,8 @@ pub struct Lint {
     others: usize,
 }
 
-/// Checks all files, and all files in directories, and prints the findings; with `fix`, the networks, and the findings
-/// on stderr.
+/// Checks all files, and all files in directories, and prints the findings; with `fix`, the
+/// networks, and the findings on stderr.
 pub fn lint(files: &[String], fix: bool, output: Output) -> Result<ExitCode> {
     let (here, mut node) = (Node::load()?, Node::default());
     (node.cluster_networks, node.policy.ipam) = (here.cluster_networks, here.policy.ipam);
@@ -168,12 +178,21 @@ pub fn lint(files: &[String], fix: bool, output: Output) -> Result<ExitCode> {
     } else {
         output::print(&lint.text(output))?;
     }
-    Ok(if lint.count(Severity::Error) == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if lint.count(Severity::Error) == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Finding { severity, network, fault, .. } = self;
+        let Finding {
+            severity,
+            network,
+            fault,
+            ..
+        } = self;
         write!(f, "{}: {severity}: ", fault.place)?;
         if !network.is_empty() {
             write!(f, "{network}: ")?;
@@ -184,7 +203,12 @@ impl fmt::Display for Finding {
 
 impl Finding {
     fn json(&self) -> Value {
-        let Finding { severity, network, fault, .. } = self;
+        let Finding {
+            severity,
+            network,
+            fault,
+            ..
+        } = self;
         let Place { file, line, column } = &fault.place;
         let known = |number: u32| (number != 0).then_some(number);
         let network = (!network.is_empty()).then_some(network);
@@ -207,8 +231,8 @@ enum Content {
 /// One network of a file.
 struct Context<'a> {
     name: String,
-    /// The scope in which the name is unique: nothing for a NAD, which has a namespace; for a file of a runtime, its
-    /// directory.
+    /// The scope in which the name is unique: nothing for a NAD, which has a namespace; for a file
+    /// of a runtime, its directory.
     cluster: String,
     namespace: String,
     /// The NAD, where it is one.
@@ -223,22 +247,33 @@ impl Rail {
     /// Names that may have the rail's number in them.
     fn names(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let pools = self.pools.iter().map(|pool| ("pool", pool.as_str()));
-        let resource = self.resource.iter().map(|resource| ("resource", resource.as_str()));
-        [("network", self.name.as_str())].into_iter().chain(pools).chain(resource)
+        let resource = self
+            .resource
+            .iter()
+            .map(|resource| ("resource", resource.as_str()));
+        [("network", self.name.as_str())]
+            .into_iter()
+            .chain(pools)
+            .chain(resource)
     }
 }
 
 impl Context<'_> {
     /// The name that pods ask for.
     fn unique(&self) -> &str {
-        self.nad.and_then(|nad| nad.text("metadata.name")).unwrap_or(&self.name)
+        self.nad
+            .and_then(|nad| nad.text("metadata.name"))
+            .unwrap_or(&self.name)
     }
 }
 
 impl Lint {
     /// Checks all files, and all files in directories, of a cluster with these networks of its own.
     pub fn of(files: &[String], node: Node) -> Lint {
-        let mut lint = Lint { node, ..Lint::default() };
+        let mut lint = Lint {
+            node,
+            ..Lint::default()
+        };
         for file in files {
             lint.path(file);
         }
@@ -247,12 +282,21 @@ impl Lint {
     }
 
     fn count(&self, severity: Severity) -> usize {
-        self.findings.iter().filter(|finding| finding.severity == severity).count()
+        self.findings
+            .iter()
+            .filter(|finding| finding.severity == severity)
+            .count()
     }
 
     /// The findings, and the number of networks.
     pub fn text(&self, output: Output) -> String {
-        let Lint { findings, silenced, networks, others, .. } = self;
+        let Lint {
+            findings,
+            silenced,
+            networks,
+            others,
+            ..
+        } = self;
         let (errors, warnings) = (self.count(Severity::Error), self.count(Severity::Warning));
         match output {
             Output::Json => {
@@ -263,28 +307,42 @@ impl Lint {
                     json
                 };
                 let silenced: Vec<_> = silenced.iter().map(with_reason).collect();
-                output::pretty(&json!({"networks": networks, "otherNetworks": others, "errors": errors,
-                    "warnings": warnings, "findings": findings, "silenced": silenced}))
+                output::pretty(
+                    &json!({"networks": networks, "otherNetworks": others, "errors": errors,
+                    "warnings": warnings, "findings": findings, "silenced": silenced}),
+                )
             }
             Output::Table => {
-                let lines = findings.iter().map(|finding| output::printable(&finding.to_string()) + "\n");
-                let some = |count, what| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+                let lines = findings
+                    .iter()
+                    .map(|finding| output::printable(&finding.to_string()) + "\n");
+                let some =
+                    |count, what| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
                 let (networks, others) = (some(*networks, "network"), *others);
-                let beside =
-                    if others == 0 { String::new() } else { format!(" ({others} of other plugins)") };
+                let beside = if others == 0 {
+                    String::new()
+                } else {
+                    format!(" ({others} of other plugins)")
+                };
                 let (errors, warnings) = (some(errors, "error"), some(warnings, "warning"));
                 let silenced = if silenced.is_empty() {
                     String::new()
                 } else {
                     format!(", {} silenced", silenced.len())
                 };
-                lines.collect::<String>() + &format!("{networks}{beside}: {errors}, {warnings}{silenced}\n")
+                lines.collect::<String>()
+                    + &format!("{networks}{beside}: {errors}, {warnings}{silenced}\n")
             }
         }
     }
 
     fn say(&mut self, severity: Severity, network: &str, fault: Fault) {
-        self.findings.push(Finding { severity, network: network.to_owned(), of: self.of, fault });
+        self.findings.push(Finding {
+            severity,
+            network: network.to_owned(),
+            of: self.of,
+            fault,
+        });
     }
 
     /// An error at the path `path` below `part`.
@@ -301,27 +359,38 @@ impl Lint {
         self.say(Severity::Error, network, fault);
     }
 
-    /// Reads a file, or a directory: of manifests, or one that a runtime reads, such as /etc/cni/net.d.
+    /// Reads a file, or a directory: of manifests, or one that a runtime reads, such as
+    /// /etc/cni/net.d.
     fn path(&mut self, path: &str) {
         if !Path::new(path).is_dir() {
             return self.file(path, Content::Networks);
         }
         let fault = |problem: &str| Fault::whole(problem).at(Place::file(path));
-        let names = std::fs::read_dir(path)
-            .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>());
+        let names = std::fs::read_dir(path).and_then(|entries| {
+            entries
+                .map(|entry| Ok(entry?.path()))
+                .collect::<std::io::Result<Vec<_>>>()
+        });
         let mut names = match names {
             Ok(names) => names,
             Err(error) => return self.fault("", fault(&error.to_string())),
         };
         let ends = |name: &Path, ends: &[&str]| {
-            name.extension().and_then(|end| end.to_str()).is_some_and(|end| ends.contains(&end))
+            name.extension()
+                .and_then(|end| end.to_str())
+                .is_some_and(|end| ends.contains(&end))
         };
         names.retain(|name| ends(name, &["conf", "conflist", "json", "yaml", "yml"]));
         names.sort();
         let before = self.found();
         for name in &names {
-            // Beside NADs are pods, values, kustomizations. The other endings are those of a runtime's files.
-            let content = if ends(name, &["yaml", "yml"]) { Content::Anything } else { Content::Networks };
+            // Beside NADs are pods, values, kustomizations. The other endings are those of a
+            // runtime's files.
+            let content = if ends(name, &["yaml", "yml"]) {
+                Content::Anything
+            } else {
+                Content::Networks
+            };
             self.file(&name.display().to_string(), content);
         }
         if self.found() == before {
@@ -336,7 +405,12 @@ impl Lint {
 
     /// The number of findings, and of all objects that were read.
     fn found(&self) -> usize {
-        self.findings.len() + self.networks + self.others + self.pools + self.noted + self.pods.len()
+        self.findings.len()
+            + self.networks
+            + self.others
+            + self.pools
+            + self.noted
+            + self.pods.len()
     }
 
     /// Reads one file.
@@ -344,7 +418,11 @@ impl Lint {
         self.files.push(file.to_owned());
         let before = self.found();
         let is_page = [".md", ".markdown"].iter().any(|end| file.ends_with(end));
-        let read = if is_page { self.page(file) } else { document::read(file) };
+        let read = if is_page {
+            self.page(file)
+        } else {
+            document::read(file)
+        };
         let documents = match read {
             Ok(documents) => documents,
             Err(fault) => return self.fault("", fault),
@@ -352,12 +430,17 @@ impl Lint {
         let content = if is_page { Content::Page } else { content };
         let is_manifest = |document: &&Document| {
             let root = document.root();
-            root.get("kind").is_some() || root.items().next().is_some_and(|item| item.get("kind").is_some())
+            root.get("kind").is_some()
+                || root
+                    .items()
+                    .next()
+                    .is_some_and(|item| item.get("kind").is_some())
         };
         // A page also shows parts of objects.
         let is_whole = |document: &&Document| {
             let root = document.root();
-            root.get("type").is_some() && root.get("cniVersion").is_some() || root.get("plugins").is_some()
+            root.get("type").is_some() && root.get("cniVersion").is_some()
+                || root.get("plugins").is_some()
         };
         for document in documents.iter().filter(|document| match content {
             Content::Networks => true,
@@ -391,7 +474,8 @@ impl Lint {
         self.of = self.seen;
     }
 
-    /// Checks a network, or a list of them as kubectl prints it. Pods and other objects are ignored.
+    /// Checks a network, or a list of them as kubectl prints it. Pods and other objects are
+    /// ignored.
     fn value(&mut self, part: Part, document: &Document) {
         let has = |key| part.get(key).is_some();
         match (part.value, part.text("kind")) {
@@ -402,14 +486,18 @@ impl Lint {
             (_, None) if has("type") || has("plugins") || has("cniVersion") => {
                 self.begin();
                 if document.format == Format::Yaml {
-                    self.error(part, "", "", "this is YAML: a container runtime reads JSON only");
+                    self.error(
+                        part,
+                        "",
+                        "",
+                        "this is YAML: a container runtime reads JSON only",
+                    );
                 }
                 self.network(part, None);
                 self.of = 0;
             }
             (_, None) => {
-                let problem =
-                    "neither a NetworkAttachmentDefinition (kind) nor a CNI configuration (type, plugins)";
+                let problem = "neither a NetworkAttachmentDefinition (kind) nor a CNI configuration (type, plugins)";
                 self.error(part, "", "", problem);
             }
         }
@@ -449,9 +537,17 @@ impl Lint {
     fn nad(&mut self, nad: Part) {
         let name = nad.text("metadata.name").unwrap_or_default();
         self.annotated(nad, name);
-        match nad.get("metadata.name").filter(|name| !name.value.is_null()) {
+        match nad
+            .get("metadata.name")
+            .filter(|name| !name.value.is_null())
+        {
             Some(given) if !given.value.is_string() => {
-                self.error(nad, "", "metadata.name", "is not a text: write it in quotes");
+                self.error(
+                    nad,
+                    "",
+                    "metadata.name",
+                    "is not a text: write it in quotes",
+                );
             }
             _ if name.is_empty() => self.error(nad, "", "metadata.name", "is missing"),
             _ => (),
@@ -466,7 +562,13 @@ impl Lint {
         match nad.get("spec.config") {
             Some(config) if config.value.is_string() => match config.json() {
                 Ok(document) => self.network(document.root(), Some(nad)),
-                Err(fault) => self.fault(name, Fault { path: "spec.config".to_owned(), ..fault }),
+                Err(fault) => self.fault(
+                    name,
+                    Fault {
+                        path: "spec.config".to_owned(),
+                        ..fault
+                    },
+                ),
             },
             Some(_) => {
                 let problem = "is not a string: write the JSON as a block, below `config: |`";
@@ -474,8 +576,7 @@ impl Lint {
             }
             None if spec.is_some_and(|spec| is_misspelt(spec, "config", &["config"])) => (),
             None => {
-                let problem =
-                    "has no config, so Multus uses the file of this name in /etc/cni/net.d of each node";
+                let problem = "has no config, so Multus uses the file of this name in /etc/cni/net.d of each node";
                 self.warning(nad, name, "spec", problem);
             }
         }
@@ -485,7 +586,10 @@ impl Lint {
     fn network(&mut self, part: Part, nad: Option<Part>) {
         let metadata = |key| nad.and_then(|nad| nad.text(key)).unwrap_or_default();
         // Multus gives a configuration without a name the NAD's.
-        let name = part.text("name").filter(|name| !name.is_empty()).unwrap_or(metadata("metadata.name"));
+        let name = part
+            .text("name")
+            .filter(|name| !name.is_empty())
+            .unwrap_or(metadata("metadata.name"));
         let plugins: Vec<Part> = match part.get("plugins") {
             Some(plugins) => plugins.items().collect(),
             None => vec![part],
@@ -501,12 +605,30 @@ impl Lint {
             let near = |word: &str| nearest(word, [OURS, OUR_IPAM]).is_some();
             near(main) || near(ipam) || is_like_ours(main) || main.is_empty()
         };
-        let resource = nad.and_then(|nad| nad.get("metadata.annotations")).and_then(|all| all.text(RESOURCE));
+        let resource = nad
+            .and_then(|nad| nad.get("metadata.annotations"))
+            .and_then(|all| all.text(RESOURCE));
         let in_list = part.get("plugins").is_some();
         let namespace = metadata("metadata.namespace").to_owned();
-        let directory = |file: &str| Path::new(file).parent().map(|path| path.display().to_string());
-        let cluster = if nad.is_some() { None } else { directory(&part.place("").file) }.unwrap_or_default();
-        let context = Context { name: name.to_owned(), cluster, namespace, nad, resource, in_list };
+        let directory = |file: &str| {
+            Path::new(file)
+                .parent()
+                .map(|path| path.display().to_string())
+        };
+        let cluster = if nad.is_some() {
+            None
+        } else {
+            directory(&part.place("").file)
+        }
+        .unwrap_or_default();
+        let context = Context {
+            name: name.to_owned(),
+            cluster,
+            namespace,
+            nad,
+            resource,
+            in_list,
+        };
         if nad.is_some() {
             let key = (context.namespace.clone(), context.unique().to_owned());
             self.nads.insert(key, resource.map(str::to_owned));
@@ -526,7 +648,9 @@ impl Lint {
                 self.error(part, name, "plugins", "has no plugin");
             }
             let known = |key: &str| {
-                LIST_KEYS.contains(&key) || key.starts_with("cni.dev/") || key == netconf::LINT_IGNORE
+                LIST_KEYS.contains(&key)
+                    || key.starts_with("cni.dev/")
+                    || key == netconf::LINT_IGNORE
             };
             for (key, inner) in part.entries().filter(|(key, _)| !known(key)) {
                 if netconf::is_known(key) {
@@ -543,7 +667,9 @@ impl Lint {
             let kind = plugin.text("type").unwrap_or_default();
             if kind == OURS && is_chained(&plugin) {
                 let problem = match &plugins[..at] {
-                    [] => Some("needs a plugin before it in the list, one that attaches the interface"),
+                    [] => Some(
+                        "needs a plugin before it in the list, one that attaches the interface",
+                    ),
                     before if before.iter().any(is_whole) => Some(
                         "rail-cni does all of this in one plugin: write the keys there, and remove this one",
                     ),
@@ -565,9 +691,18 @@ impl Lint {
 
     /// The network's name, here and elsewhere.
     fn names(&mut self, part: Part, context: &Context) {
-        let Context { name, cluster, namespace, nad, .. } = context;
+        let Context {
+            name,
+            cluster,
+            namespace,
+            nad,
+            ..
+        } = context;
         let as_map = json!({"name": name});
-        if let Err(error) = as_map.as_object().map_or(Ok(()), |map| plugin::parse(map).map(drop)) {
+        if let Err(error) = as_map
+            .as_object()
+            .map_or(Ok(()), |map| plugin::parse(map).map(drop))
+        {
             self.error(part, name, "name", format!("{error:#}"));
         }
         let unique = context.unique();
@@ -589,10 +724,18 @@ impl Lint {
     /// Checks the versions with the rules of runtimes, and returns the newest known one.
     fn versions(&mut self, part: Part, context: &Context) -> Version {
         let name = &context.name;
-        let listed = part.get("cniVersions").map(|list| list.items().enumerate().collect::<Vec<_>>());
-        let listed = listed.into_iter().flatten().map(|(at, item)| (format!("cniVersions[{at}]"), item));
-        let given =
-            part.get("cniVersion").map(|one| ("cniVersion".to_owned(), one)).into_iter().chain(listed);
+        let listed = part
+            .get("cniVersions")
+            .map(|list| list.items().enumerate().collect::<Vec<_>>());
+        let listed = listed
+            .into_iter()
+            .flatten()
+            .map(|(at, item)| (format!("cniVersions[{at}]"), item));
+        let given = part
+            .get("cniVersion")
+            .map(|one| ("cniVersion".to_owned(), one))
+            .into_iter()
+            .chain(listed);
         let mut known = Vec::new();
         let mut any = false;
         for (path, item) in given.filter(|(_, item)| !item.value.is_null() && *item.value != "") {
@@ -601,7 +744,12 @@ impl Lint {
                 Some(version) => known.push(version),
                 None => {
                     let all = VERSIONS.map(Version::as_str).join(", ");
-                    self.error(part, name, &path, format!("{} is not one of {all}", item.value));
+                    self.error(
+                        part,
+                        name,
+                        &path,
+                        format!("{} is not one of {all}", item.value),
+                    );
                 }
             }
         }
@@ -609,14 +757,19 @@ impl Lint {
             let problem = "is missing: runtimes then assume 0.1.0, without CHECK, STATUS and GC";
             self.warning(part, name, "cniVersion", problem);
         }
-        let (Some(oldest), Some(newest)) = (known.iter().min().copied(), known.iter().max().copied()) else {
+        let (Some(oldest), Some(newest)) =
+            (known.iter().min().copied(), known.iter().max().copied())
+        else {
             return Version::V110;
         };
         let both = "\"cniVersion\": \"1.0.0\", \"cniVersions\": [\"1.0.0\", \"1.1.0\"] in a list works with old and new \
                     runtimes";
         let mut warn = |problem: String| self.warning(part, name, "cniVersion", problem);
         if newest < Version::V040 {
-            warn(format!("{} has no CHECK, STATUS and GC: {both}", newest.as_str()));
+            warn(format!(
+                "{} has no CHECK, STATUS and GC: {both}",
+                newest.as_str()
+            ));
         } else if newest < Version::V110 && context.nad.is_none() {
             // Multus never sends them to its networks.
             warn(format!("{} has no STATUS and GC: {both}", newest.as_str()));
@@ -637,14 +790,25 @@ impl Lint {
         let name = &context.name;
         let kind = plugin.text("type").unwrap_or_default();
         if kind.is_empty() {
-            return self.error(plugin, name, "type", "is missing: runtimes refuse a plugin without it");
+            return self.error(
+                plugin,
+                name,
+                "type",
+                "is missing: runtimes refuse a plugin without it",
+            );
         }
         if kind == OUR_IPAM {
-            let problem = format!("{OUR_IPAM} is an IPAM plugin: it belongs in ipam.type of {OURS}");
+            let problem =
+                format!("{OUR_IPAM} is an IPAM plugin: it belongs in ipam.type of {OURS}");
             return self.error(plugin, name, "type", problem);
         }
         if let Some(meant) = nearest(kind, [OURS]) {
-            return self.error(plugin, name, "type", format!("{kind:?}: did you mean {meant}?"));
+            return self.error(
+                plugin,
+                name,
+                "type",
+                format!("{kind:?}: did you mean {meant}?"),
+            );
         }
         if plugin.text("ipam.type") == Some(OUR_IPAM) {
             let spelt = self.spelt(plugin, name, &ipam::config::NETWORK);
@@ -660,31 +824,51 @@ impl Lint {
         self.plugin(plugin, context, version);
         self.rails.truncate(rails);
         let found = std::mem::replace(&mut self.findings, findings);
-        let errors = found.iter().filter(|finding| finding.severity == Severity::Error);
+        let errors = found
+            .iter()
+            .filter(|finding| finding.severity == Severity::Error);
         let errors: Vec<_> = errors.map(|finding| finding.fault.message()).collect();
         let kind = plugin.text("type").unwrap_or_default();
-        let but =
-            if errors.is_empty() { String::new() } else { format!(", apart from: {}", errors.join("; ")) };
+        let but = if errors.is_empty() {
+            String::new()
+        } else {
+            format!(", apart from: {}", errors.join("; "))
+        };
         let behind = self.fixed.last().map_or(0, |fixed| fixed.notes.len());
-        let and = if behind == 0 { "" } else { ", with the other changes that are listed here" };
+        let and = if behind == 0 {
+            ""
+        } else {
+            ", with the other changes that are listed here"
+        };
         let problem = format!(
             "{kind}: {OURS} takes this configuration when type is changed{but}{and}: `railctl lint --fix` prints it"
         );
         self.warning(plugin, &context.name, "type", problem);
     }
 
-    /// What is to be changed behind a plugin of ours, or one like ours; and the network as it is then.
+    /// What is to be changed behind a plugin of ours, or one like ours; and the network as it is
+    /// then.
     fn become_ours(&mut self, part: Part, plugins: &[Part], context: &Context) -> bool {
-        let Chain { plugins: mut becomes, whole, notes, faults } = chain::chain(plugins, context);
+        let Chain {
+            plugins: mut becomes,
+            whole,
+            notes,
+            faults,
+        } = chain::chain(plugins, context);
         // Keys of the network, where it is one plugin.
-        becomes.iter_mut().for_each(|plugin| plugin.retain(|key, _| !LIST_KEYS[..3].contains(&key.as_str())));
+        becomes
+            .iter_mut()
+            .for_each(|plugin| plugin.retain(|key, _| !LIST_KEYS[..3].contains(&key.as_str())));
         let is_ours = |plugin: &Map<String, Value>| {
             plugin.get("type") == Some(&json!(OURS)) || operators::has_our_ipam(plugin)
         };
         if whole.is_none() && !becomes.iter().any(is_ours) {
             return false;
         }
-        for plugin in plugins.iter().filter(|plugin| is_like_ours(plugin.text("type").unwrap_or_default())) {
+        for plugin in plugins
+            .iter()
+            .filter(|plugin| is_like_ours(plugin.text("type").unwrap_or_default()))
+        {
             self.default_routes(*plugin, &context.name, "ipam.routes");
         }
         let told = notes.iter().chain(&faults).map(Fault::message).collect();
@@ -694,13 +878,24 @@ impl Lint {
         for note in notes {
             self.say(Severity::Warning, &context.name, note);
         }
-        let mut list = part.value.as_object().filter(|_| context.in_list).cloned().unwrap_or_default();
+        let mut list = part
+            .value
+            .as_object()
+            .filter(|_| context.in_list)
+            .cloned()
+            .unwrap_or_default();
         list.retain(|key, _| LIST_KEYS[4..].contains(&key.as_str()) || key == netconf::LINT_IGNORE);
         let metadata = context.nad.map(|nad| {
-            let mut metadata =
-                nad.get("metadata").and_then(|of| of.value.as_object()).cloned().unwrap_or_default();
+            let mut metadata = nad
+                .get("metadata")
+                .and_then(|of| of.value.as_object())
+                .cloned()
+                .unwrap_or_default();
             metadata.retain(|key, value| {
-                matches!(key.as_str(), "name" | "namespace" | "annotations" | "labels") && !value.is_null()
+                matches!(
+                    key.as_str(),
+                    "name" | "namespace" | "annotations" | "labels"
+                ) && !value.is_null()
             });
             if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
                 annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
@@ -708,8 +903,9 @@ impl Lint {
             metadata
         });
         // dra-driver-sriov gives the device, and reads no list.
-        let is_single =
-            !context.in_list && (context.nad.is_none() || context.resource.is_none()) && becomes.len() == 1;
+        let is_single = !context.in_list
+            && (context.nad.is_none() || context.resource.is_none())
+            && becomes.len() == 1;
         self.fixed.push(Fixed {
             name: context.name.clone(),
             namespace: context.nad.map(|_| context.namespace.clone()),
@@ -723,12 +919,20 @@ impl Lint {
         true
     }
 
-    /// Reports an object of which an operator makes a network, with the network that takes its place.
+    /// Reports an object of which an operator makes a network, with the network that takes its
+    /// place.
     fn made(&mut self, part: Part, plugins: &[Part], context: &Context, kind: &str, also: &str) {
         let name = context.name.as_str();
-        let before = plugins.first().and_then(|plugin| plugin.text("type")).unwrap_or_default();
+        let before = plugins
+            .first()
+            .and_then(|plugin| plugin.text("type"))
+            .unwrap_or_default();
         if !self.become_ours(part, plugins, context) {
-            let stays = if before.is_empty() { String::new() } else { format!("{before} stays: ") };
+            let stays = if before.is_empty() {
+                String::new()
+            } else {
+                format!("{before} stays: ")
+            };
             let problem = format!("{kind}: {stays}nothing in it is for {OURS}");
             return self.say(Severity::Note, name, part.fault("kind", problem));
         }
@@ -736,16 +940,27 @@ impl Lint {
             self.hands_out(plugin, context);
         }
         let is_ours = |plugin: &&Part| is_like_ours(plugin.text("type").unwrap_or_default());
-        let names_a_device = |plugin: Part| plugin::SELECTORS.iter().any(|key| plugin.get(key).is_some());
-        if context.resource.is_none() && plugins.iter().find(is_ours).is_some_and(|one| !names_a_device(*one))
+        let names_a_device = |plugin: Part| {
+            plugin::SELECTORS
+                .iter()
+                .any(|key| plugin.get(key).is_some())
+        };
+        if context.resource.is_none()
+            && plugins
+                .iter()
+                .find(is_ours)
+                .is_some_and(|one| !names_a_device(*one))
         {
             let problem = "has no resource, so no pod gets a device for it";
             self.warning(part, name, "kind", problem);
         }
-        let becomes = self
-            .fixed
-            .last()
-            .map(|fixed| fixed.plugins.iter().map(|plugin| fix::spaced(&json!(plugin))).collect::<Vec<_>>());
+        let becomes = self.fixed.last().map(|fixed| {
+            fixed
+                .plugins
+                .iter()
+                .map(|plugin| fix::spaced(&json!(plugin)))
+                .collect::<Vec<_>>()
+        });
         let namespace = if context.namespace.is_empty() {
             String::new()
         } else {
@@ -754,7 +969,11 @@ impl Lint {
         let resource = context.resource.map_or(" with".to_owned(), |resource| {
             format!(" with the annotation {RESOURCE}: {resource} and")
         });
-        let also = if also.is_empty() { String::new() } else { format!("; {also}") };
+        let also = if also.is_empty() {
+            String::new()
+        } else {
+            format!("; {also}")
+        };
         let problem = format!(
             "{kind}: its operator makes a network of it, and would undo an edit of that network: delete it, and \
              apply the NetworkAttachmentDefinition {name}{namespace}{resource} {} that `railctl lint --fix` prints{also}",
@@ -765,7 +984,14 @@ impl Lint {
     }
 
     /// Unknown keys of the object `part`, whose path ends in a dot.
-    fn keys(&mut self, part: Part, network: &str, path: &str, known: impl Fn(&str) -> bool, all: &[&str]) {
+    fn keys(
+        &mut self,
+        part: Part,
+        network: &str,
+        path: &str,
+        known: impl Fn(&str) -> bool,
+        all: &[&str],
+    ) {
         for (key, inner) in part.entries().filter(|(key, _)| !known(key)) {
             self.unknown(inner, network, &format!("{path}{key}"), all);
         }
@@ -773,7 +999,13 @@ impl Lint {
 
     fn keys_at(&mut self, plugin: Part, network: &str, path: &str, known: &[&str]) {
         if let Some(part) = plugin.get(path) {
-            self.keys(part, network, &format!("{path}."), |key| known.contains(&key), known);
+            self.keys(
+                part,
+                network,
+                &format!("{path}."),
+                |key| known.contains(&key),
+                known,
+            );
         }
     }
 
@@ -794,8 +1026,9 @@ impl Lint {
         self.compare_pods();
         self.silence();
         let order = |file: &String| self.files.iter().position(|other| other == file);
-        self.findings
-            .sort_by_cached_key(|Finding { fault, .. }| (order(&fault.place.file), fault.place.line));
+        self.findings.sort_by_cached_key(|Finding { fault, .. }| {
+            (order(&fault.place.file), fault.place.line)
+        });
     }
 }
 
@@ -807,18 +1040,20 @@ fn is_misspelt(part: Part, key: &str, known: &[&str]) -> bool {
     part.entries().any(means)
 }
 
-/// 3 of `rail-3-v6`, `Rail3` and `cluster.rail_3`, 11 of `rail-3-plane-1` and `rail3p1`, and the name without the
-/// numbers.
+/// 3 of `rail-3-v6`, `Rail3` and `cluster.rail_3`, 11 of `rail-3-plane-1` and `rail3p1`, and the
+/// name without the numbers.
 fn number_in(name: &str) -> Option<(i64, String)> {
     let lower = name.to_ascii_lowercase();
     let (before, after) = lower.split_once("rail")?;
     let (rail, after) = number_before(after)?;
-    let plane =
-        ["plane", "p"].into_iter().find_map(|word| number_before(separated(after).strip_prefix(word)?));
+    let plane = ["plane", "p"]
+        .into_iter()
+        .find_map(|word| number_before(separated(after).strip_prefix(word)?));
     match plane {
-        Some((plane, after)) => {
-            Some((i64::from(pool::number(rail, Some(plane))), format!("{before}rail{after}")))
-        }
+        Some((plane, after)) => Some((
+            i64::from(pool::number(rail, Some(plane))),
+            format!("{before}rail{after}"),
+        )),
         None => Some((i64::from(rail), format!("{before}rail{after}"))),
     }
 }
@@ -826,8 +1061,10 @@ fn number_in(name: &str) -> Option<(i64, String)> {
 /// The number that a text begins with, and the text behind it.
 fn number_before(text: &str) -> Option<(u8, &str)> {
     let text = separated(text);
-    let (digits, after) =
-        text.split_at(text.find(|digit: char| !digit.is_ascii_digit()).unwrap_or(text.len()));
+    let (digits, after) = text.split_at(
+        text.find(|digit: char| !digit.is_ascii_digit())
+            .unwrap_or(text.len()),
+    );
     Some((digits.parse().ok()?, after))
 }
 

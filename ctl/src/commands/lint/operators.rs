@@ -1,4 +1,5 @@
-//! Objects of which an operator makes networks, or which belong to networks: what each becomes with rail-cni.
+//! Objects of which an operator makes networks, or which belong to networks: what each becomes with
+//! rail-cni.
 
 use serde_json::{Map, Value, json};
 
@@ -28,7 +29,12 @@ pub(super) struct Made {
 impl Lint {
     /// Reads an object of an operator. False for kinds that have nothing to do with rails.
     pub(super) fn of_operator(&mut self, part: Part, kind: &str) -> bool {
-        let group = part.text("apiVersion").unwrap_or_default().split('/').next().unwrap_or_default();
+        let group = part
+            .text("apiVersion")
+            .unwrap_or_default()
+            .split('/')
+            .next()
+            .unwrap_or_default();
         let made = match kind {
             "SriovNetwork" => self.sriov(part, "sriov"),
             "SriovIBNetwork" => self.sriov(part, "ib-sriov"),
@@ -40,7 +46,14 @@ impl Lint {
             _ => return self.beside(part, kind, group),
         };
         self.annotated(part, part.text("metadata.name").unwrap_or_default());
-        for Made { name, namespace, resource, plugins, also } in made {
+        for Made {
+            name,
+            namespace,
+            resource,
+            plugins,
+            also,
+        } in made
+        {
             let mut metadata = json!({"name": name, "namespace": namespace});
             if let Some(resource) = resource {
                 metadata["annotations"] = json!({ RESOURCE: resource });
@@ -51,7 +64,8 @@ impl Lint {
             };
             let place = part.get("kind").unwrap_or(part);
             let document = place.instead(json!({"nad": {"metadata": metadata}, "config": config}));
-            if let (Some(config), nad) = (document.root().get("config"), document.root().get("nad")) {
+            if let (Some(config), nad) = (document.root().get("config"), document.root().get("nad"))
+            {
                 self.begin();
                 self.made_by = Some((kind.to_owned(), also));
                 self.network(config, nad);
@@ -69,7 +83,13 @@ impl Lint {
             Ok(document) => Some(document.value),
             Err(fault) => {
                 let name = part.text("metadata.name").unwrap_or_default().to_owned();
-                self.fault(&name, rail_cni::fault::Fault { path: path.to_owned(), ..fault });
+                self.fault(
+                    &name,
+                    rail_cni::fault::Fault {
+                        path: path.to_owned(),
+                        ..fault
+                    },
+                );
                 None
             }
         }
@@ -80,9 +100,18 @@ impl Lint {
         let text = part.get(path).filter(|given| !given.value.is_null())?;
         if !text.value.is_string() {
             let name = part.text("metadata.name").unwrap_or_default();
-            self.error(part, name, path, "is not a text, and the operator takes JSON in a text");
+            self.error(
+                part,
+                name,
+                path,
+                "is not a text, and the operator takes JSON in a text",
+            );
         }
-        Some(text).filter(|text| text.value.as_str().is_some_and(|text| !text.trim().is_empty()))
+        Some(text).filter(|text| {
+            text.value
+                .as_str()
+                .is_some_and(|text| !text.trim().is_empty())
+        })
     }
 
     /// Keys of the object at `path` that have no place in the network.
@@ -100,7 +129,10 @@ impl Lint {
 
     /// Objects with commas between them, as in `metaPlugins`.
     fn objects_in(&mut self, part: Part, path: &str) -> Vec<Value> {
-        let Some(text) = self.text_in(part, path).and_then(|text| text.value.as_str()) else {
+        let Some(text) = self
+            .text_in(part, path)
+            .and_then(|text| text.value.as_str())
+        else {
             return Vec::new();
         };
         let list = format!("[{}]", text.trim().trim_end_matches(','));
@@ -130,14 +162,26 @@ impl Lint {
             ("interfaceType", "interface_type"),
             ("mtu", "mtu"),
         ];
-        let others = ["resourceName", "networkNamespace", "capabilities", "ipam", "metaPlugins"];
+        let others = [
+            "resourceName",
+            "networkNamespace",
+            "capabilities",
+            "ipam",
+            "metaPlugins",
+        ];
         let known: Vec<_> = KEYS.iter().map(|(key, _)| *key).chain(others).collect();
-        self.lost(part, part.text("metadata.name").unwrap_or_default(), "spec", &known);
+        self.lost(
+            part,
+            part.text("metadata.name").unwrap_or_default(),
+            "spec",
+            &known,
+        );
         let mut main = Map::new();
         main.insert("type".to_owned(), plugin.into());
         for (key, meant) in KEYS {
             let given = part.get("spec").and_then(|spec| spec.get(key));
-            if let Some(given) = given.filter(|given| !given.value.is_null() && *given.value != "") {
+            if let Some(given) = given.filter(|given| !given.value.is_null() && *given.value != "")
+            {
                 // YAML reads `off` without quotes as a text here, and kubectl as `false`.
                 main.insert(meant.to_owned(), given.value.clone());
             }
@@ -161,7 +205,10 @@ impl Lint {
                 .map(str::to_owned),
             resource,
             plugins,
-            also: if part.text("spec.resourceName").is_some_and(|name| name.contains('/')) {
+            also: if part
+                .text("spec.resourceName")
+                .is_some_and(|name| name.contains('/'))
+            {
                 ""
             } else {
                 guessed
@@ -172,28 +219,48 @@ impl Lint {
     /// HostDeviceNetwork of NVIDIA's Network Operator.
     fn host_device(&mut self, part: Part) -> Vec<Made> {
         let name = part.text("metadata.name").unwrap_or_default();
-        self.lost(part, name, "spec", &["networkNamespace", "resourceName", "ipam"]);
+        self.lost(
+            part,
+            name,
+            "spec",
+            &["networkNamespace", "resourceName", "ipam"],
+        );
         let mut main = json!({"type": "host-device"});
         if let Some(ipam) = self.json_in(part, "spec.ipam") {
             main["ipam"] = ipam;
         }
-        let full =
-            |name: &str| if name.contains('/') { name.to_owned() } else { format!("nvidia.com/{name}") };
+        let full = |name: &str| {
+            if name.contains('/') {
+                name.to_owned()
+            } else {
+                format!("nvidia.com/{name}")
+            }
+        };
         vec![Made {
             name: name.to_owned(),
-            namespace: given(part, "spec.networkNamespace").or(Some("default")).map(str::to_owned),
+            namespace: given(part, "spec.networkNamespace")
+                .or(Some("default"))
+                .map(str::to_owned),
             resource: given(part, "spec.resourceName").map(full),
             plugins: vec![main],
             also: "",
         }]
     }
 
-    /// SpectrumXRailPoolConfig of NVIDIA's Spectrum-X operator: a network and a resource for each entry, which OVS
-    /// attaches.
+    /// SpectrumXRailPoolConfig of NVIDIA's Spectrum-X operator: a network and a resource for each
+    /// entry, which OVS attaches.
     fn spectrum_x(&mut self, part: Part) -> Vec<Made> {
         let name = part.text("metadata.name").unwrap_or_default();
-        let Some(rails) = part.get("spec.railTopology").filter(|rails| rails.items().next().is_some()) else {
-            self.note(part, name, "spec", "has no railTopology and makes no network: nothing replaces it");
+        let Some(rails) = part
+            .get("spec.railTopology")
+            .filter(|rails| rails.items().next().is_some())
+        else {
+            self.note(
+                part,
+                name,
+                "spec",
+                "has no railTopology and makes no network: nothing replaces it",
+            );
             return Vec::new();
         };
         const SPEC: [&str; 7] = [
@@ -206,26 +273,44 @@ impl Lint {
             "railTopology",
         ];
         self.lost(part, name, "spec", &SPEC);
-        let has_claims = part.get("spec.draEnabled").is_none_or(|on| *on.value != false);
+        let has_claims = part
+            .get("spec.draEnabled")
+            .is_none_or(|on| *on.value != false);
         let mut all = Vec::new();
         for (at, rail) in rails.items().enumerate() {
-            let known = ["name", "nicSelector", "cidrPoolRef", "ipam", "mtu", "swPlane"];
+            let known = [
+                "name",
+                "nicSelector",
+                "cidrPoolRef",
+                "ipam",
+                "mtu",
+                "swPlane",
+            ];
             self.lost(part, name, &format!("spec.railTopology[{at}]"), &known);
             let of_rail = rail.text("name").unwrap_or_default().to_owned();
-            let pfs = rail.get("nicSelector.pfNames").map_or(0, |pfs| pfs.items().count());
+            let pfs = rail
+                .get("nicSelector.pfNames")
+                .map_or(0, |pfs| pfs.items().count());
             if pfs > 1 {
                 let problem = format!(
                     "{of_rail} has {pfs} PFs, over which OVS spreads the traffic of one VF (hwplb): rail-cni attaches a VF of \
                      one PF, so this rail stays with the operator"
                 );
-                self.warning(part, name, &format!("spec.railTopology[{at}].nicSelector"), problem);
+                self.warning(
+                    part,
+                    name,
+                    &format!("spec.railTopology[{at}].nicSelector"),
+                    problem,
+                );
                 continue;
             }
             let mut main = json!({"type": "sriov", "mtu": rail.get("mtu").map(|mtu| mtu.value)});
             let ipam = self.json_in(rail, "ipam");
             main["ipam"] = match (ipam, rail.text("cidrPoolRef")) {
                 (Some(ipam), _) => ipam,
-                (None, Some(pool)) => json!({"type": "nv-ipam", "poolType": "cidrpool", "poolName": pool}),
+                (None, Some(pool)) => {
+                    json!({"type": "nv-ipam", "poolType": "cidrpool", "poolName": pool})
+                }
                 (None, None) => Value::Null,
             };
             if let Some(main) = main.as_object_mut() {
@@ -245,7 +330,11 @@ impl Lint {
     /// The additional networks of OpenShift's Cluster Network Operator.
     fn openshift(&mut self, part: Part) -> Vec<Made> {
         let mut all = Vec::new();
-        for network in part.get("spec.additionalNetworks").into_iter().flat_map(Part::items) {
+        for network in part
+            .get("spec.additionalNetworks")
+            .into_iter()
+            .flat_map(Part::items)
+        {
             let plugins = self.json_in(network, "rawCNIConfig").into_iter().collect();
             let text = |key| network.text(key).map(str::to_owned);
             all.push(Made {
@@ -301,8 +390,7 @@ impl Lint {
             }
             ("IPPool", "nv-ipam.nvidia.com") => self.block_pool(part, name),
             ("IPPool" | "NodeSlicePool", "whereabouts.cni.cncf.io") => {
-                let problem =
-                    "whereabouts stays the IPAM plugin of its networks, which rail-cni calls as any other";
+                let problem = "whereabouts stays the IPAM plugin of its networks, which rail-cni calls as any other";
                 self.note(part, name, "kind", problem);
             }
             ("SpiderIPPool", _) => {
@@ -312,16 +400,19 @@ impl Lint {
             }
             ("NicClusterPolicy", _) => self.nic_cluster_policy(part, name),
             ("SriovNetworkNodePolicy", _) => {
-                if let (Some(resource), Some(mtu)) =
-                    (part.text("spec.resourceName"), part.get("spec.mtu").and_then(|mtu| mtu.value.as_u64()))
-                {
+                if let (Some(resource), Some(mtu)) = (
+                    part.text("spec.resourceName"),
+                    part.get("spec.mtu").and_then(|mtu| mtu.value.as_u64()),
+                ) {
                     self.mtus.insert(prefixed(part, resource), mtu);
                 }
                 if part.text("spec.deviceType") == Some("vfio-pci") {
-                    let problem =
-                        "vfio-pci: its VFs have no interface: a network of them needs \"userspace\": true";
+                    let problem = "vfio-pci: its VFs have no interface: a network of them needs \"userspace\": true";
                     self.note(part, name, "spec.deviceType", problem);
-                    self.userspace.extend(part.text("spec.resourceName").map(|name| prefixed(part, name)));
+                    self.userspace.extend(
+                        part.text("spec.resourceName")
+                            .map(|name| prefixed(part, name)),
+                    );
                 }
                 self.note(
                     part,
@@ -338,13 +429,20 @@ impl Lint {
 
     fn block_pool(&mut self, part: Part, name: &str) {
         self.leads_to(part, name, &["spec.routes"], &["spec.subnet"]);
-        let subnet: Option<ipnet::IpNet> = part.text("spec.subnet").and_then(|subnet| subnet.parse().ok());
-        let size = part.get("spec.perNodeBlockSize").and_then(|size| size.value.as_u64());
+        let subnet: Option<ipnet::IpNet> = part
+            .text("spec.subnet")
+            .and_then(|subnet| subnet.parse().ok());
+        let size = part
+            .get("spec.perNodeBlockSize")
+            .and_then(|size| size.value.as_u64());
         let instead = match (subnet, size.filter(|size| (1..1 << 32).contains(size))) {
             (Some(subnet), Some(size)) => {
                 let bits = u64::BITS - (size - 1).leading_zeros();
                 let length = u32::from(subnet.max_prefix_len()).saturating_sub(bits);
-                format!("a CIDRPool with cidr: {} and perNodeNetworkPrefix: {length}", subnet.trunc())
+                format!(
+                    "a CIDRPool with cidr: {} and perNodeNetworkPrefix: {length}",
+                    subnet.trunc()
+                )
             }
             _ => "a CIDRPool".to_owned(),
         };
@@ -359,7 +457,10 @@ impl Lint {
         if let Some(config) = self.json_in(part, "spec.rdmaSharedDevicePlugin.config") {
             for one in config["configList"].as_array().into_iter().flatten() {
                 let prefix = one["resourcePrefix"].as_str().unwrap_or("rdma");
-                let resource = format!("{prefix}/{}", one["resourceName"].as_str().unwrap_or_default());
+                let resource = format!(
+                    "{prefix}/{}",
+                    one["resourceName"].as_str().unwrap_or_default()
+                );
                 self.shared.insert(resource);
             }
         }
@@ -372,7 +473,10 @@ impl Lint {
             if let Err(fault) = config.json() {
                 self.fault(
                     name,
-                    rail_cni::fault::Fault { path: "spec.sriovDevicePlugin.config".to_owned(), ..fault },
+                    rail_cni::fault::Fault {
+                        path: "spec.sriovDevicePlugin.config".to_owned(),
+                        ..fault
+                    },
                 );
             }
         }
@@ -404,7 +508,9 @@ fn prefixed(part: Part, name: &str) -> String {
     if name.contains('/') {
         return name.to_owned();
     }
-    let of_nvidia = part.text("metadata.namespace").is_some_and(|namespace| namespace.contains("nvidia"));
+    let of_nvidia = part
+        .text("metadata.namespace")
+        .is_some_and(|namespace| namespace.contains("nvidia"));
     format!("{}/{name}", PREFIXES[usize::from(of_nvidia)])
 }
 

@@ -1,4 +1,5 @@
-//! Pods and what makes pods: whether they ask for a device for each network, and for a network for each device.
+//! Pods and what makes pods: whether they ask for a device for each network, and for a network for
+//! each device.
 
 use std::collections::BTreeMap;
 
@@ -34,16 +35,31 @@ struct Owner<'a> {
     is_laid_over_presets: bool,
 }
 
-/// What makes an object the `spec` of a pod: a list of containers, or one. Argo has `container` and `script`, KServe a
-/// `model`.
+/// What makes an object the `spec` of a pod: a list of containers, or one. Argo has `container` and
+/// `script`, KServe a `model`.
 const IN_POD: [&str; 4] = ["containers", "container", "script", "model"];
 /// What is laid over pods that are elsewhere.
-const PARTS: [&str; 4] = ["extraPodSpec", "podTemplateOverrides", "patchStrategicMerge", "patchesJson6902"];
+const PARTS: [&str; 4] = [
+    "extraPodSpec",
+    "podTemplateOverrides",
+    "patchStrategicMerge",
+    "patchesJson6902",
+];
 
 fn containers(part: Part<'_>) -> Vec<Part<'_>> {
-    let is_container = |one: &Part| ["image", "resources"].iter().any(|key| one.get(key).is_some());
+    let is_container = |one: &Part| {
+        ["image", "resources"]
+            .iter()
+            .any(|key| one.get(key).is_some())
+    };
     let given = IN_POD.iter().filter_map(|key| part.get(key));
-    let each = given.flat_map(|one| if one.value.is_array() { one.items().collect() } else { vec![one] });
+    let each = given.flat_map(|one| {
+        if one.value.is_array() {
+            one.items().collect()
+        } else {
+            vec![one]
+        }
+    });
     each.filter(is_container).collect()
 }
 
@@ -52,24 +68,50 @@ impl Lint {
     pub(super) fn pods(&mut self, part: Part, name: &str) {
         let text = |path| part.text(path).unwrap_or_default();
         // Argo gives pods `podMetadata`, and not what the workflow itself has.
-        let annotations = part.get("metadata.annotations").filter(|_| !text("kind").contains("Workflow"));
+        let annotations = part
+            .get("metadata.annotations")
+            .filter(|_| !text("kind").contains("Workflow"));
         let is_laid_over_presets = text("apiVersion").starts_with("serving.kserve.io/");
         let namespace = text("metadata.namespace");
-        self.pods_below(part, Owner { name, namespace, annotations, is_laid_over_presets });
+        self.pods_below(
+            part,
+            Owner {
+                name,
+                namespace,
+                annotations,
+                is_laid_over_presets,
+            },
+        );
     }
 
     fn pods_below<'a>(&mut self, part: Part<'a>, owner: Owner<'a>) {
-        let is_whole = |spec: &Part| spec.get("containers").is_some_and(|all| all.value.is_array());
+        let is_whole = |spec: &Part| {
+            spec.get("containers")
+                .is_some_and(|all| all.value.is_array())
+        };
         if let Some(spec) = part.get("spec").filter(is_whole) {
             // A template inherits nothing.
-            return self.pod(spec, Owner { annotations: part.get("metadata.annotations"), ..owner });
+            return self.pod(
+                spec,
+                Owner {
+                    annotations: part.get("metadata.annotations"),
+                    ..owner
+                },
+            );
         }
-        let own = ["metadata.annotations", "podMetadata.annotations", "annotations"]
-            .iter()
-            .find_map(|path| part.get(path));
+        let own = [
+            "metadata.annotations",
+            "podMetadata.annotations",
+            "annotations",
+        ]
+        .iter()
+        .find_map(|path| part.get(path));
         // That of the object itself is known.
         let own = own.filter(|all| part.get("kind").is_none() && all.value.is_object());
-        let owner = Owner { annotations: own.or(owner.annotations), ..owner };
+        let owner = Owner {
+            annotations: own.or(owner.annotations),
+            ..owner
+        };
         if !containers(part).is_empty() {
             self.pod(part, owner);
         }
@@ -85,18 +127,26 @@ impl Lint {
 
     /// `part` is what a pod's `spec` is.
     fn pod(&mut self, part: Part, owner: Owner) {
-        let Owner { name, namespace, .. } = owner;
-        let annotation =
-            |key: &str| owner.annotations.and_then(|all| all.get(key)).filter(|given| !given.value.is_null());
+        let Owner {
+            name, namespace, ..
+        } = owner;
+        let annotation = |key: &str| {
+            owner
+                .annotations
+                .and_then(|all| all.get(key))
+                .filter(|given| !given.value.is_null())
+        };
         let mut all = Vec::new();
         for key in [DEFAULT, NETWORKS] {
             match annotation(key).map_or(Some(Vec::new()), |given| networks(given, namespace)) {
                 Some(networks) => all.extend(networks),
                 None => {
                     let problem = "must be comma-separated names, or a list of objects with a name";
-                    let place = annotation(key).map_or_else(|| part.place(""), |given| given.place(""));
+                    let place =
+                        annotation(key).map_or_else(|| part.place(""), |given| given.place(""));
                     let fault =
-                        rail_cni::fault::Fault::new(format!("metadata.annotations.{key}"), problem).at(place);
+                        rail_cni::fault::Fault::new(format!("metadata.annotations.{key}"), problem)
+                            .at(place);
                     return self.fault(name, fault);
                 }
             }
@@ -105,7 +155,12 @@ impl Lint {
         let mut of_init: BTreeMap<String, u64> = BTreeMap::new();
         // KServe lays what it has here over presets, which may allow it.
         let mut may_lock = owner.is_laid_over_presets;
-        let of = |list: &str| part.get(list).into_iter().flat_map(Part::items).collect::<Vec<_>>();
+        let of = |list: &str| {
+            part.get(list)
+                .into_iter()
+                .flat_map(Part::items)
+                .collect::<Vec<_>>()
+        };
         for container in of("initContainers") {
             for (resource, count) in devices(container) {
                 let most = of_init.entry(resource.to_owned()).or_insert(0);
@@ -114,9 +169,21 @@ impl Lint {
         }
         for container in containers(part) {
             let security = container.get("securityContext");
-            let is_on = |path: &str| security.and_then(|of| of.get(path)).is_some_and(|on| *on.value == true);
-            let adds = security.and_then(|of| of.get("capabilities.add")).into_iter().flat_map(Part::items);
-            let locks = |one: Part| matches!(one.value.as_str(), Some("IPC_LOCK" | "CAP_IPC_LOCK" | "ALL"));
+            let is_on = |path: &str| {
+                security
+                    .and_then(|of| of.get(path))
+                    .is_some_and(|on| *on.value == true)
+            };
+            let adds = security
+                .and_then(|of| of.get("capabilities.add"))
+                .into_iter()
+                .flat_map(Part::items);
+            let locks = |one: Part| {
+                matches!(
+                    one.value.as_str(),
+                    Some("IPC_LOCK" | "CAP_IPC_LOCK" | "ALL")
+                )
+            };
             may_lock |= is_on("privileged") || adds.into_iter().any(locks);
             for (resource, count) in devices(container) {
                 *resources.entry(resource.to_owned()).or_insert(0) += count;
@@ -132,7 +199,14 @@ impl Lint {
             None => part.place("containers"),
         };
         let has_claims = part.get("resourceClaims").is_some();
-        self.pods.push(Pod { place, name: name.to_owned(), networks: all, resources, has_claims, may_lock });
+        self.pods.push(Pod {
+            place,
+            name: name.to_owned(),
+            networks: all,
+            resources,
+            has_claims,
+            may_lock,
+        });
     }
 
     /// Compares pods with the networks, when all files are read.
@@ -145,7 +219,8 @@ impl Lint {
         }
     }
 
-    /// The resource of a network, if the network is known and has one. A manifest without a namespace may be of any.
+    /// The resource of a network, if the network is known and has one. A manifest without a
+    /// namespace may be of any.
     fn resource_of(&self, namespace: &str, name: &str) -> Option<Option<&str>> {
         let is_meant = |(of, one): &(String, String)| {
             one == name && (namespace.is_empty() || of.is_empty() || of == namespace)
@@ -156,7 +231,8 @@ impl Lint {
 
     fn of_pod(&self, pod: &Pod) -> Vec<String> {
         let mut problems = Vec::new();
-        // Devices that the networks of the pod take, by resource; of unknown networks the number alone is known.
+        // Devices that the networks of the pod take, by resource; of unknown networks the number
+        // alone is known.
         let (mut wanted, mut unknown): (BTreeMap<&str, u64>, u64) = (BTreeMap::new(), 0);
         for (namespace, name) in &pod.networks {
             match self.resource_of(namespace, name) {
@@ -173,17 +249,21 @@ impl Lint {
                 } else {
                     "the others stay unused"
                 };
-                problems.push(format!("{count} networks of {resource}, and {has} of that resource: {what}"));
+                problems.push(format!(
+                    "{count} networks of {resource}, and {has} of that resource: {what}"
+                ));
             }
         }
         let is_of_networks = |resource: &str| {
-            self.nads.values().flatten().any(|known| known == resource) || number_in(resource).is_some()
+            self.nads.values().flatten().any(|known| known == resource)
+                || number_in(resource).is_some()
         };
         let devices: u64 = pod
             .resources
             .iter()
             .filter(|(resource, _)| {
-                !wanted.contains_key(resource.as_str()) && (!is_of_gpu(resource) || is_of_networks(resource))
+                !wanted.contains_key(resource.as_str())
+                    && (!is_of_gpu(resource) || is_of_networks(resource))
             })
             .map(|(_, count)| count)
             .sum();
@@ -208,7 +288,11 @@ impl Lint {
             ));
         }
         let is_rdma = !pod.networks.is_empty()
-            && (!wanted.is_empty() || pod.resources.keys().any(|one| is_of_networks(one) || is_of_rdma(one)));
+            && (!wanted.is_empty()
+                || pod
+                    .resources
+                    .keys()
+                    .any(|one| is_of_networks(one) || is_of_rdma(one)));
         if is_rdma && !pod.may_lock {
             problems.push(
                 "no container may lock memory: RDMA needs capabilities.add: [IPC_LOCK], or a runtime without a limit of \
@@ -222,14 +306,26 @@ impl Lint {
 
 /// The extended resources of a container. Of these the request is the limit.
 fn devices(container: Part<'_>) -> Vec<(&str, u64)> {
-    let all = container.get("resources.limits").or(container.get("resources.requests"));
-    let extended = all.into_iter().flat_map(Part::entries).filter(|(key, _)| key.contains('/'));
-    let number =
-        |count: Part| count.value.as_u64().or(count.value.as_str().and_then(|text| text.parse().ok()));
-    extended.map(|(resource, count)| (resource, number(count).unwrap_or(0))).collect()
+    let all = container
+        .get("resources.limits")
+        .or(container.get("resources.requests"));
+    let extended = all
+        .into_iter()
+        .flat_map(Part::entries)
+        .filter(|(key, _)| key.contains('/'));
+    let number = |count: Part| {
+        count
+            .value
+            .as_u64()
+            .or(count.value.as_str().and_then(|text| text.parse().ok()))
+    };
+    extended
+        .map(|(resource, count)| (resource, number(count).unwrap_or(0)))
+        .collect()
 }
 
-/// Whether a resource such as `nvidia.com/gpu.shared` or `amd.com/gpu` is one of GPUs. `x/gpu1rdma` is a NIC beside one.
+/// Whether a resource such as `nvidia.com/gpu.shared` or `amd.com/gpu` is one of GPUs. `x/gpu1rdma`
+/// is a NIC beside one.
 fn is_of_gpu(resource: &str) -> bool {
     let lower = resource.to_ascii_lowercase();
     lower
@@ -239,7 +335,9 @@ fn is_of_gpu(resource: &str) -> bool {
 
 /// Whether a resource such as `rdma/hca_shared` or `openshift.io/roce_p0` says that it is for RDMA.
 fn is_of_rdma(resource: &str) -> bool {
-    ["rdma", "roce", "infiniband"].iter().any(|word| resource.to_ascii_lowercase().contains(word))
+    ["rdma", "roce", "infiniband"]
+        .iter()
+        .any(|word| resource.to_ascii_lowercase().contains(word))
 }
 
 /// The networks of the annotation: `ns/name@net1, other`, or a JSON list of objects.
@@ -254,7 +352,10 @@ fn networks(annotation: Part, namespace: &str) -> Option<Vec<(String, String)>> 
         };
         return list.into_iter().map(one).collect();
     }
-    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let names = text
+        .split(',')
+        .map(str::trim)
+        .filter(|name| !name.is_empty());
     let one = |name: &str| {
         let name = name.split('@').next().unwrap_or_default();
         let (namespace, name) = name.split_once('/').unwrap_or((namespace, name));

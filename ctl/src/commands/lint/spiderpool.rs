@@ -23,7 +23,8 @@ const SPEC: [&str; 14] = [
     "customCNI",
 ];
 
-/// A kind of network: its `cniType`, the section with its keys, and those keys with the names that the plugin has for them.
+/// A kind of network: its `cniType`, the section with its keys, and those keys with the names that
+/// the plugin has for them.
 struct Kind {
     plugin: &'static str,
     section: &'static str,
@@ -35,7 +36,11 @@ const KINDS: [Kind; 4] = [
     Kind {
         plugin: "sriov",
         section: "sriov",
-        keys: &[("vlanID", "vlan"), ("minTxRateMbps", "min_tx_rate"), ("maxTxRateMbps", "max_tx_rate")],
+        keys: &[
+            ("vlanID", "vlan"),
+            ("minTxRateMbps", "min_tx_rate"),
+            ("maxTxRateMbps", "max_tx_rate"),
+        ],
     },
     Kind {
         plugin: "ib-sriov",
@@ -58,14 +63,23 @@ const KINDS: [Kind; 4] = [
             ("pciAddr", "pciBusID"),
         ],
     },
-    Kind { plugin: "custom", section: "custom", keys: &[] },
+    Kind {
+        plugin: "custom",
+        section: "custom",
+        keys: &[],
+    },
 ];
 
 impl Lint {
     /// The network of a SpiderMultusConfig; none where it shares an interface of the host.
     pub(super) fn spider(&mut self, part: Part) -> Vec<Made> {
-        let name = part.get("metadata.annotations").and_then(|all| all.text("multus.spidernet.io/cr-name"));
-        let name = name.or(part.text("metadata.name")).unwrap_or_default().to_owned();
+        let name = part
+            .get("metadata.annotations")
+            .and_then(|all| all.text("multus.spidernet.io/cr-name"));
+        let name = name
+            .or(part.text("metadata.name"))
+            .unwrap_or_default()
+            .to_owned();
         let given = part.text("spec.cniType").unwrap_or("custom");
         let Some(kind) = KINDS.iter().find(|kind| kind.plugin == given) else {
             let problem = format!(
@@ -75,11 +89,18 @@ impl Lint {
             self.warning(part, &name, "spec.cniType", problem);
             return Vec::new();
         };
-        let of_section =
-            |key: &str| part.get(&format!("spec.{}.{key}", kind.section)).map(|of| of.value.clone());
+        let of_section = |key: &str| {
+            part.get(&format!("spec.{}.{key}", kind.section))
+                .map(|of| of.value.clone())
+        };
         self.lost(part, &name, "spec", &SPEC);
         let others = ["resourceName", "ippools", "enableRdma", "rdmaIsolation"];
-        let known: Vec<_> = kind.keys.iter().map(|(key, _)| *key).chain(others).collect();
+        let known: Vec<_> = kind
+            .keys
+            .iter()
+            .map(|(key, _)| *key)
+            .chain(others)
+            .collect();
         self.lost(part, &name, &format!("spec.{}", kind.section), &known);
         let mut plugins = match kind.plugin {
             "custom" => self.json_in(part, "spec.customCNI").into_iter().collect(),
@@ -89,12 +110,21 @@ impl Lint {
         if kind.plugin == "sriov" && (is_on("enableRdma") || is_on("rdmaIsolation")) {
             plugins.push(json!({"type": "rdma"}));
         }
-        let count = part.get("spec.chainCNIJsonData").map_or(0, |all| all.items().count());
-        plugins
-            .extend((0..count).filter_map(|at| self.json_in(part, &format!("spec.chainCNIJsonData[{at}]"))));
-        if kind.plugin != "custom" && part.get("spec.enableCoordinator").is_none_or(|on| *on.value != false) {
+        let count = part
+            .get("spec.chainCNIJsonData")
+            .map_or(0, |all| all.items().count());
+        plugins.extend(
+            (0..count).filter_map(|at| self.json_in(part, &format!("spec.chainCNIJsonData[{at}]"))),
+        );
+        if kind.plugin != "custom"
+            && part
+                .get("spec.enableCoordinator")
+                .is_none_or(|on| *on.value != false)
+        {
             let mut coordinator = json!({"type": "coordinator"});
-            let keys = part.get("spec.coordinator").and_then(|of| of.value.as_object());
+            let keys = part
+                .get("spec.coordinator")
+                .and_then(|of| of.value.as_object());
             if let Some(coordinator) = coordinator.as_object_mut() {
                 coordinator.extend(keys.cloned().unwrap_or_default());
             }
@@ -102,7 +132,13 @@ impl Lint {
         }
         let resource = of_section("resourceName").and_then(|name| name.as_str().map(str::to_owned));
         let namespace = part.text("metadata.namespace").map(str::to_owned);
-        vec![Made { name, namespace, resource, plugins, also: "" }]
+        vec![Made {
+            name,
+            namespace,
+            resource,
+            plugins,
+            also: "",
+        }]
     }
 }
 
@@ -110,11 +146,16 @@ impl Lint {
 fn main(part: Part, kind: &Kind) -> Value {
     let mut main = Map::from_iter([("type".to_owned(), Value::from(kind.plugin))]);
     if kind.plugin == "ib-sriov" {
-        main.extend([("link_state".to_owned(), "enable".into()), ("rdmaIsolation".to_owned(), true.into())]);
+        main.extend([
+            ("link_state".to_owned(), "enable".into()),
+            ("rdmaIsolation".to_owned(), true.into()),
+        ]);
     }
     let section = part.get("spec").and_then(|spec| spec.get(kind.section));
     for (key, meant) in kind.keys {
-        let given = section.and_then(|of| of.get(key)).filter(|given| !given.value.is_null());
+        let given = section
+            .and_then(|of| of.get(key))
+            .filter(|given| !given.value.is_null());
         main.extend(given.map(|given| ((*meant).to_owned(), given.value.clone())));
     }
     let is = |path: &str, value: bool| part.get(path).is_some_and(|on| *on.value == value);
@@ -130,7 +171,9 @@ fn main(part: Part, kind: &Kind) -> Value {
             ("matchMasterSubnet", "match_master_subnet"),
         ];
         for (key, meant) in pools {
-            let given = section.and_then(|of| of.get("ippools")).and_then(|pools| pools.get(key));
+            let given = section
+                .and_then(|of| of.get("ippools"))
+                .and_then(|pools| pools.get(key));
             if let Some(given) = given.filter(|given| !given.value.is_null()) {
                 ipam[meant] = given.value.clone();
             }

@@ -15,10 +15,17 @@ fn lint_of(files: &[(&str, &str)]) -> (Lint, Vec<String>) {
         path.display().to_string()
     });
     let mut lint = Lint::default();
-    names.collect::<Vec<_>>().iter().for_each(|file| lint.path(file));
+    names
+        .collect::<Vec<_>>()
+        .iter()
+        .for_each(|file| lint.path(file));
     lint.finish();
     let folder = format!("{}/", temp.path().display());
-    let told = lint.findings.iter().map(|finding| finding.to_string().replace(&folder, "")).collect();
+    let told = lint
+        .findings
+        .iter()
+        .map(|finding| finding.to_string().replace(&folder, ""))
+        .collect();
     (lint, told)
 }
 
@@ -38,27 +45,49 @@ fn routes_that_take_networks_of_the_cluster_away_are_told_with_all_who_have_them
         .collect();
     let (_, told) = lint_of(&[("pools.yaml", &pools)]);
     assert_eq!(told.len(), 1, "{told:#?}");
-    golden::says("lint", "routes over networks that clusters usually have", &told[0]);
-    for part in ["pools.yaml:11: warning: ", "10.0.0.0/8", "rail-0", "10.96.0.0/12", "10.244.0.0/16"] {
+    golden::says(
+        "lint",
+        "routes over networks that clusters usually have",
+        &told[0],
+    );
+    for part in [
+        "pools.yaml:11: warning: ",
+        "10.0.0.0/8",
+        "rail-0",
+        "10.96.0.0/12",
+        "10.244.0.0/16",
+    ] {
         assert!(told[0].contains(part), "{part}: {told:#?}");
     }
-    let route = good().replace("\"mtu\"", "\"routes\": [{\"dst\": \"10.96.0.0/16\"}], \"mtu\"");
+    let route = good().replace(
+        "\"mtu\"",
+        "\"routes\": [{\"dst\": \"10.96.0.0/16\"}], \"mtu\"",
+    );
     for (known, expected) in [
         (vec![], Some("warning: 10.96.0.0/16")),
-        (vec!["10.96.0.0/12"], Some("error: 10.96.0.0/12 overlaps 10.96.0.0/16")),
+        (
+            vec!["10.96.0.0/12"],
+            Some("error: 10.96.0.0/12 overlaps 10.96.0.0/16"),
+        ),
         (vec!["10.97.0.0/16"], None),
     ] {
         let temp = tempfile::tempdir().unwrap();
         let file = temp.path().join("f");
         fs::write(&file, &route).unwrap();
-        let cluster_networks = known.iter().map(|net: &&str| net.parse().unwrap()).collect();
+        let cluster_networks = known
+            .iter()
+            .map(|net: &&str| net.parse().unwrap())
+            .collect();
         let mut lint = Lint::default();
         lint.node.cluster_networks = cluster_networks;
         lint.path(&file.display().to_string());
         lint.finish();
         let told: Vec<_> = lint.findings.iter().map(Finding::to_string).collect();
         assert_eq!(told.len(), usize::from(expected.is_some()), "{told:#?}");
-        assert!(expected.is_none_or(|expected| told[0].contains(&format!("f:16: {expected}"))), "{told:#?}");
+        assert!(
+            expected.is_none_or(|expected| told[0].contains(&format!("f:16: {expected}"))),
+            "{told:#?}"
+        );
     }
 }
 
@@ -89,16 +118,25 @@ fn good() -> String {
 #[test]
 fn a_good_network_is_clean_in_every_form() {
     let yaml = good();
-    let object = document::parse("x", yaml.as_bytes()).unwrap().remove(0).value;
+    let object = document::parse("x", yaml.as_bytes())
+        .unwrap()
+        .remove(0)
+        .value;
     let single = r#"{"cniVersion": "1.1.0", "name": "a", "type": "rail-cni", "rail": 0, "mtu": 9000,
             "device": "eth9", "ipam": {"type": "static", "addresses": [{"address": "198.18.0.0/31"}]}}"#;
     for (name, text) in [
         ("a.yaml", format!("{yaml}---\nkind: Pod\n")),
         ("a.yaml", yaml.replace("config: |", "config: >-")),
         ("a.json", object.to_string()),
-        ("a.json", json!({"kind": "List", "apiVersion": "v1", "items": [object]}).to_string()),
+        (
+            "a.json",
+            json!({"kind": "List", "apiVersion": "v1", "items": [object]}).to_string(),
+        ),
         ("a.json", json!([object]).to_string()),
-        ("a.conflist", CONFIG.replace(r#""rail": 3,"#, r#""rail": 3, "pciBusID": "0000:3b:00.2","#)),
+        (
+            "a.conflist",
+            CONFIG.replace(r#""rail": 3,"#, r#""rail": 3, "pciBusID": "0000:3b:00.2","#),
+        ),
         ("a.conf", single.to_owned()),
         ("net.d/a.conf", single.to_owned()),
         (
@@ -113,12 +151,15 @@ fn a_good_network_is_clean_in_every_form() {
         let (lint, told) = lint_of(&[(name, &text)]);
         assert_eq!((told, lint.networks, lint.others), (vec![], 1, 0), "{text}");
     }
-    let (lint, told) = lint_of(&[("a.conf", r#"{"cniVersion": "0.3.1", "name": "a", "type": "macvlan"}"#)]);
+    let (lint, told) = lint_of(&[(
+        "a.conf",
+        r#"{"cniVersion": "0.3.1", "name": "a", "type": "macvlan"}"#,
+    )]);
     assert_eq!((told, lint.networks, lint.others), (vec![], 0, 1));
 }
 
-/// What is replaced in the good one, by what, and then the line, the severity, the network and the key that is found, with
-/// what else must be named: the least that brings it about.
+/// What is replaced in the good one, by what, and then the line, the severity, the network and the
+/// key that is found, with what else must be named: the least that brings it about.
 const FINDINGS: &str = r#"
 # keys
 "mtu": 9000, => "mtu": 9000, "maxTxRate": 1, => 16: error: rail-3: maxTxRate:…max_tx_rate?
@@ -207,8 +248,10 @@ fn each_finding_is_shown_with_its_line() {
     let good = good();
     let mut said = String::new();
     for row in FINDINGS.lines().filter(|row| row.contains(" => ")) {
-        let [from, to, told] =
-            &row.split(" => ").map(|text| text.replace("\\n", "\n")).collect::<Vec<_>>()[..]
+        let [from, to, told] = &row
+            .split(" => ")
+            .map(|text| text.replace("\\n", "\n"))
+            .collect::<Vec<_>>()[..]
         else {
             panic!("{row}");
         };
@@ -218,9 +261,18 @@ fn each_finding_is_shown_with_its_line() {
         let mut parts = told.split('…');
         let start = format!("f:{}", parts.next().unwrap());
         let parts: Vec<_> = parts.collect();
-        let is_it = |one: &&String| one.starts_with(&start) && parts.iter().all(|part| one.contains(part));
-        assert_eq!(findings.iter().filter(is_it).count(), 1, "{row}\n{findings:#?}\n{text}");
-        said += &format!("{}\n  {}\n", row.rsplit_once(" => ").unwrap().0, findings.join("\n  "));
+        let is_it =
+            |one: &&String| one.starts_with(&start) && parts.iter().all(|part| one.contains(part));
+        assert_eq!(
+            findings.iter().filter(is_it).count(),
+            1,
+            "{row}\n{findings:#?}\n{text}"
+        );
+        said += &format!(
+            "{}\n  {}\n",
+            row.rsplit_once(" => ").unwrap().0,
+            findings.join("\n  ")
+        );
     }
     golden::says("lint", "a network with one change", said);
 }
@@ -228,11 +280,17 @@ fn each_finding_is_shown_with_its_line() {
 /// What ADD would tell one after the other is told at once, and no fault makes another.
 #[test]
 fn all_that_add_refuses_is_told_at_once() {
-    let many =
-        r#""mtu": "9000", "trust": "x", "vlan": 5000, "vlanQoS": 9, "rdma": "y", "sysctl": {"a": "b"},"#;
+    let many = r#""mtu": "9000", "trust": "x", "vlan": 5000, "vlanQoS": 9, "rdma": "y", "sysctl": {"a": "b"},"#;
     let (_, told) = lint_of(&[("f", &good().replace(r#""mtu": 9000,"#, many))]);
-    let keys: Vec<_> = told.iter().map(|one| one.split(": ").nth(3).unwrap()).collect();
-    assert_eq!(keys, ["mtu", "vlan", "trust", "sysctl.a", "rdma"], "{told:#?}");
+    let keys: Vec<_> = told
+        .iter()
+        .map(|one| one.split(": ").nth(3).unwrap())
+        .collect();
+    assert_eq!(
+        keys,
+        ["mtu", "vlan", "trust", "sysctl.a", "rdma"],
+        "{told:#?}"
+    );
     let given = r#""mtu": "9000", "runtimeConfig": {"deviceID": "0000:3b:00.2"},"#;
     let (_, told) = lint_of(&[("f", &good().replace(r#""mtu": 9000,"#, given))]);
     assert_eq!(told.len(), 2, "{told:#?}");
@@ -246,14 +304,23 @@ fn all_that_add_refuses_is_told_at_once() {
 #[test]
 fn networks_are_compared_with_each_other() {
     let other = |name: &str, change: &dyn Fn(String) -> String| {
-        format!("{}{}", good(), change(nad(name, &CONFIG.replace("rail-3", name).replace("3,", "4,"))))
+        format!(
+            "{}{}",
+            good(),
+            change(nad(
+                name,
+                &CONFIG.replace("rail-3", name).replace("3,", "4,")
+            ))
+        )
     };
     let unchanged = other("rail-4", &|text| text);
     assert_eq!(lint_of(&[("f", &unchanged)]).1, [] as [&str; 0]);
     let mut said = Vec::new();
     for (text, parts) in [
         (
-            other("rail-4", &|text| text.replace("\"pool\": \"rail-4\"", "\"pool\": \"rail-3\"")),
+            other("rail-4", &|text| {
+                text.replace("\"pool\": \"rail-4\"", "\"pool\": \"rail-3\"")
+            }),
             ["f:35: error: rail-4: ipam: ", "rail-3 (f:15)"],
         ),
         (
@@ -262,10 +329,19 @@ fn networks_are_compared_with_each_other() {
         ),
         (
             other("rail-4", &|text| text.replace("com/rail-4", "com/rail-3")),
-            ["f:35: warning: rail-4: metadata.annotations: ", "nvidia.com/rail-3"],
+            [
+                "f:35: warning: rail-4: metadata.annotations: ",
+                "nvidia.com/rail-3",
+            ],
         ),
-        (other("rail-5", &|text| text), ["f:35: warning: rail-5: rail: ", "nvidia.com/rail-5"]),
-        (other("rail-3", &|text| text), ["f:25: error: rail-3: ", "f:5"]),
+        (
+            other("rail-5", &|text| text),
+            ["f:35: warning: rail-5: rail: ", "nvidia.com/rail-5"],
+        ),
+        (
+            other("rail-3", &|text| text),
+            ["f:25: error: rail-3: ", "f:5"],
+        ),
     ] {
         let (_, findings) = lint_of(&[("f", &text)]);
         let is_it = |one: &String| one.starts_with(parts[0]) && one.contains(parts[1]);
@@ -275,20 +351,33 @@ fn networks_are_compared_with_each_other() {
     golden::says("lint", "networks beside each other", said.join("\n"));
     // Counted from 1, planes, another namespace, another folder: nothing to be said.
     let planes = |rail: u8| {
-        good().replace("rail-3", &format!("rail-{rail}-plane-1")).replace("3,", &format!("{},", rail + 8))
+        good()
+            .replace("rail-3", &format!("rail-{rail}-plane-1"))
+            .replace("3,", &format!("{},", rail + 8))
     };
-    assert_eq!(lint_of(&[("f", &(good() + &planes(3) + &planes(4)))]).1, [] as [&str; 0]);
+    assert_eq!(
+        lint_of(&[("f", &(good() + &planes(3) + &planes(4)))]).1,
+        [] as [&str; 0]
+    );
     let from_one = |rail: u8| {
         nad(
             &format!("rail-{rail}"),
-            &CONFIG.replace("rail-3", &format!("rail-{rail}")).replace("3,", &format!("{},", rail - 1)),
+            &CONFIG
+                .replace("rail-3", &format!("rail-{rail}"))
+                .replace("3,", &format!("{},", rail - 1)),
         )
     };
-    assert_eq!(lint_of(&[("f", &(from_one(1) + &from_one(2)))]).1, [] as [&str; 0]);
+    assert_eq!(
+        lint_of(&[("f", &(from_one(1) + &from_one(2)))]).1,
+        [] as [&str; 0]
+    );
     let elsewhere = good() + &good().replace("metadata:", "metadata:\n  namespace: x");
     assert_eq!(lint_of(&[("f", &elsewhere)]).1, [] as [&str; 0]);
     let conf = CONFIG.replace(r#""rail": 3,"#, r#""rail": 3, "device": "eth9","#);
-    assert_eq!(lint_of(&[("a/f", &conf), ("b/f", &conf)]).1, [] as [&str; 0]);
+    assert_eq!(
+        lint_of(&[("a/f", &conf), ("b/f", &conf)]).1,
+        [] as [&str; 0]
+    );
     assert_eq!(lint_of(&[("a/f", &conf), ("a/g", &conf)]).1.len(), 2);
 }
 
@@ -313,9 +402,19 @@ fn files_that_are_no_networks_end_in_an_error() {
         lint.path(&path.display().to_string());
         let findings: Vec<_> = lint.findings.iter().map(ToString::to_string).collect();
         let folder = format!("{}/", temp.path().display());
-        let findings: Vec<_> = findings.iter().map(|one| one.replace(&folder, "")).collect();
-        assert!(findings.iter().any(|one| one.starts_with(told)), "{told} {findings:?}");
-        said += &format!("{:?}\n  {}\n", String::from_utf8_lossy(text), findings.join("\n  "));
+        let findings: Vec<_> = findings
+            .iter()
+            .map(|one| one.replace(&folder, ""))
+            .collect();
+        assert!(
+            findings.iter().any(|one| one.starts_with(told)),
+            "{told} {findings:?}"
+        );
+        said += &format!(
+            "{:?}\n  {}\n",
+            String::from_utf8_lossy(text),
+            findings.join("\n  ")
+        );
     }
     golden::says("lint", "files that are not networks", said);
     let mut lint = Lint::default();
@@ -337,17 +436,28 @@ fn lint_of_folder(files: &[(&str, &str)]) -> (Lint, Vec<String>) {
     lint.path(&temp.path().display().to_string());
     lint.finish();
     let folder = format!("{}/", temp.path().display());
-    let told = lint.findings.iter().map(|finding| finding.to_string().replace(&folder, "")).collect();
+    let told = lint
+        .findings
+        .iter()
+        .map(|finding| finding.to_string().replace(&folder, ""))
+        .collect();
     (lint, told)
 }
 
 #[test]
 fn a_folder_of_manifests_is_read_with_what_is_beside_them() {
-    let wrong = good().replace("rail-3", "rail-4").replace("\"rail\": 3", "\"rail\": 4, \"trsut\": \"on\"");
+    let wrong = good()
+        .replace("rail-3", "rail-4")
+        .replace("\"rail\": 3", "\"rail\": 4, \"trsut\": \"on\"");
     let conf = CONFIG.replace(r#""rail": 3,"#, r#""rail": 3, "device": "eth9","#);
     let (lint, told) = lint_of_folder(&[
         ("a.yaml", &(good() + "---\nkind: Pod\n" + &wrong)),
-        ("b.yml", &good().replace("rail-3", "rail-5").replace("\"rail\": 3", "\"rail\": 5")),
+        (
+            "b.yml",
+            &good()
+                .replace("rail-3", "rail-5")
+                .replace("\"rail\": 3", "\"rail\": 5"),
+        ),
         ("kustomization.yaml", "resources: [a.yaml]\n"),
         ("values.yaml", "type: ClusterIP\n"),
         ("list.yaml", "- a\n- b\n"),
@@ -355,7 +465,10 @@ fn a_folder_of_manifests_is_read_with_what_is_beside_them() {
         ("20-rail-3.conflist", &conf),
         ("notes.txt", "x"),
     ]);
-    assert!(told.len() == 1 && told[0].starts_with("a.yaml:37: error: rail-4: trsut: "), "{told:?}");
+    assert!(
+        told.len() == 1 && told[0].starts_with("a.yaml:37: error: rail-4: trsut: "),
+        "{told:?}"
+    );
     assert_eq!((lint.networks, lint.others), (4, 0));
     // What ends in .json is for a runtime.
     let (_, told) = lint_of_folder(&[("a.yaml", &good()), ("b.json", "{\"a\": 1}")]);
@@ -368,50 +481,81 @@ fn a_folder_of_manifests_is_read_with_what_is_beside_them() {
 #[test]
 fn a_warning_is_silenced_in_the_file_with_its_reason() {
     let annotated = |lines: &str| {
-        let rest = good()
-            .replace("9000", "8000000")
-            .replace("annotations: {", &format!("annotations: {{rail-cni/lint-ignore: \"{lines}\", "));
+        let rest = good().replace("9000", "8000000").replace(
+            "annotations: {",
+            &format!("annotations: {{rail-cni/lint-ignore: \"{lines}\", "),
+        );
         lint_of(&[("f", &rest)])
     };
     let (lint, told) = annotated("mtu: a wire of our own");
     assert_eq!(told, [] as [&str; 0]);
     assert_eq!(lint.silenced[0].1, "a wire of our own");
-    assert!(lint.silenced[0].0.fault.message().starts_with("mtu: 8000000 "));
+    assert!(
+        lint.silenced[0]
+            .0
+            .fault
+            .message()
+            .starts_with("mtu: 8000000 ")
+    );
     let mut said = Vec::new();
     for (lines, expected) in [
         (
             "mtu",
-            &["f:6: warning: rail-3: rail-cni/lint-ignore: mtu ", "f:16: warning: rail-3: mtu: 8000000"][..],
+            &[
+                "f:6: warning: rail-3: rail-cni/lint-ignore: mtu ",
+                "f:16: warning: rail-3: mtu: 8000000",
+            ][..],
         ),
         (
             "mtu: ",
-            &["f:6: warning: rail-3: rail-cni/lint-ignore: mtu ", "f:16: warning: rail-3: mtu: 8000000"],
+            &[
+                "f:6: warning: rail-3: rail-cni/lint-ignore: mtu ",
+                "f:16: warning: rail-3: mtu: 8000000",
+            ],
         ),
-        ("mtu: ours\\nrail: ours", &["f:6: warning: rail-3: rail-cni/lint-ignore: rail "]),
+        (
+            "mtu: ours\\nrail: ours",
+            &["f:6: warning: rail-3: rail-cni/lint-ignore: rail "],
+        ),
         (
             "mtus: ours",
-            &["f:6: warning: rail-3: rail-cni/lint-ignore: mtus ", "f:16: warning: rail-3: mtu: 8000000"],
+            &[
+                "f:6: warning: rail-3: rail-cni/lint-ignore: mtus ",
+                "f:16: warning: rail-3: mtu: 8000000",
+            ],
         ),
     ] {
         let told = annotated(lines).1;
         assert_eq!(told.len(), expected.len(), "{told:#?}");
-        assert!(told.iter().zip(expected).all(|(one, start)| one.starts_with(start)), "{told:#?}");
+        assert!(
+            told.iter()
+                .zip(expected)
+                .all(|(one, start)| one.starts_with(start)),
+            "{told:#?}"
+        );
         said.extend(told);
     }
     golden::says("lint", "lint-ignore", said.join("\n"));
     // Neither an error, nor another network's warning.
-    let errors = good()
-        .replace("9000", "\"x\"")
-        .replace("annotations: {", "annotations: {rail-cni/lint-ignore: 'mtu: no', ");
+    let errors = good().replace("9000", "\"x\"").replace(
+        "annotations: {",
+        "annotations: {rail-cni/lint-ignore: 'mtu: no', ",
+    );
     let (_, told) = lint_of(&[("f", &errors)]);
     assert_eq!(told.len(), 2, "{told:#?}");
-    let other =
-        good().replace("9000", "90000").replace("rail-3", "rail-4").replace("\"rail\": 3", "\"rail\": 4");
-    let silent = good()
+    let other = good()
         .replace("9000", "90000")
-        .replace("annotations: {", "annotations: {rail-cni/lint-ignore: 'mtu: no', ");
+        .replace("rail-3", "rail-4")
+        .replace("\"rail\": 3", "\"rail\": 4");
+    let silent = good().replace("9000", "90000").replace(
+        "annotations: {",
+        "annotations: {rail-cni/lint-ignore: 'mtu: no', ",
+    );
     let (_, told) = lint_of(&[("f", &(silent + &other))]);
-    assert!(told.len() == 1 && told[0].starts_with("f:36: warning: rail-4: mtu: "), "{told:#?}");
+    assert!(
+        told.len() == 1 && told[0].starts_with("f:36: warning: rail-4: mtu: "),
+        "{told:#?}"
+    );
 }
 
 #[test]
@@ -422,28 +566,46 @@ fn a_cni_configuration_silences_with_a_key_that_add_takes() {
              \"device\": \"eth9\", \"ipam\": {{\"type\": \"static\"}}{more}}}"
         )
     };
-    let (lint, told) =
-        lint_of(&[("a.conf", &conf(",\n\"rail-cni/lint-ignore\": {\"mtu\": \"a wire of our own\"}"))]);
+    let (lint, told) = lint_of(&[(
+        "a.conf",
+        &conf(",\n\"rail-cni/lint-ignore\": {\"mtu\": \"a wire of our own\"}"),
+    )]);
     assert_eq!((told, lint.silenced.len()), (vec![], 1));
     let (_, told) = lint_of(&[("a.conf", &conf(",\n\"rail-cni/lint-ignore\": {\"mtu\": 1}"))]);
     assert_eq!(told.len(), 2, "{told:#?}");
-    let (_, told) = lint_of(&[("a.conf", &conf(",\n\"rail-cni/lint-ignore\": \"mtu: ours\""))]);
+    let (_, told) = lint_of(&[(
+        "a.conf",
+        &conf(",\n\"rail-cni/lint-ignore\": \"mtu: ours\""),
+    )]);
     assert_eq!(told.len(), 2, "{told:#?}");
-    let list = CONFIG.replace("9000", "90000").replace(r#""rail": 3,"#, r#""rail": 3, "device": "eth9","#);
-    let in_plugin = list.replace("\"mtu\"", "\"rail-cni/lint-ignore\": {\"mtu\": \"ours\"}, \"mtu\"");
+    let list = CONFIG
+        .replace("9000", "90000")
+        .replace(r#""rail": 3,"#, r#""rail": 3, "device": "eth9","#);
+    let in_plugin = list.replace(
+        "\"mtu\"",
+        "\"rail-cni/lint-ignore\": {\"mtu\": \"ours\"}, \"mtu\"",
+    );
     assert_eq!(lint_of(&[("a.conflist", &in_plugin)]).1, [] as [&str; 0]);
     let (lint, told) = lint_of(&[(
         "a.conflist",
-        &list.replacen('{', r#"{"rail-cni/lint-ignore": {"mtu": "a wire of our own"},"#, 1),
+        &list.replacen(
+            '{',
+            r#"{"rail-cni/lint-ignore": {"mtu": "a wire of our own"},"#,
+            1,
+        ),
     )]);
     assert_eq!((told, lint.silenced.len()), (vec![], 1));
 }
 
 #[test]
 fn rails_are_found_in_names() {
-    for (name, number) in
-        [("rail-3", Some(3)), ("Rail12-v6", Some(12)), ("a.rail_0", Some(0)), ("rail", None), ("net3", None)]
-    {
+    for (name, number) in [
+        ("rail-3", Some(3)),
+        ("Rail12-v6", Some(12)),
+        ("a.rail_0", Some(0)),
+        ("rail", None),
+        ("net3", None),
+    ] {
         assert_eq!(number_in(name).map(|(number, _)| number), number, "{name}");
     }
 }
@@ -480,10 +642,16 @@ fn the_addresses_of_the_host_need_no_pool() {
         );
         lint_of(&[("f", &config)]).1
     };
-    assert_eq!(of(r#"{"type": "rail-ipam", "source": "host"}"#), Vec::<String>::new());
+    assert_eq!(
+        of(r#"{"type": "rail-ipam", "source": "host"}"#),
+        Vec::<String>::new()
+    );
     for (ipam, problem) in [
         (r#"{"type": "rail-ipam", "source": "hosts"}"#, "ipam.source"),
-        (r#"{"type": "rail-ipam", "source": "host", "pool": "rail-0"}"#, "ipam.pool"),
+        (
+            r#"{"type": "rail-ipam", "source": "host", "pool": "rail-0"}"#,
+            "ipam.pool",
+        ),
     ] {
         let told = of(ipam);
         assert!(told.len() == 1 && told[0].contains(problem), "{told:?}");
@@ -527,8 +695,10 @@ fn a_plugin_for_the_rdma_device_alone_stands_behind_another_and_sets_nothing_els
             r#"{{"cniVersion": "1.0.0", "cniVersions": ["1.0.0", "1.1.0"], "name": "x", "plugins": [{plugins}]}}"#
         )
     };
-    let (ovs, rdma) =
-        (r#"{"type": "ovs"}"#, r#"{"type": "rail-cni", "mode": "rdma", "rdmaQoS": {"tos": 96}}"#);
+    let (ovs, rdma) = (
+        r#"{"type": "ovs"}"#,
+        r#"{"type": "rail-cni", "mode": "rdma", "rdmaQoS": {"tos": 96}}"#,
+    );
     let whole = r#"{"type": "rail-cni", "rail": 0, "mtu": 9000, "deviceID": "0000:01:10.0",
         "capabilities": {"mac": true, "ips": true}, "ipam": {"type": "rail-ipam", "pool": "rail-0"}}"#;
     let mut said = String::new();
@@ -542,12 +712,18 @@ fn a_plugin_for_the_rdma_device_alone_stands_behind_another_and_sets_nothing_els
             ),
             vec!["rdmaQoS.tcs: ", "mtu: ", "rdmaQoS.tos: 300 "],
         ),
-        (format!(r#"{ovs}, {{"type": "rail-cni", "mode": "rdmaa"}}"#), vec!["mode: \"rdmaa\" "]),
+        (
+            format!(r#"{ovs}, {{"type": "rail-cni", "mode": "rdmaa"}}"#),
+            vec!["mode: \"rdmaa\" "],
+        ),
     ] {
         let (_, told) = lint_of(&[("f.conflist", &list(&plugins))]);
         let errors: Vec<_> = told.iter().filter(|one| one.contains("error: ")).collect();
         for part in &expected {
-            assert!(errors.iter().any(|one| one.contains(part)), "{plugins}: no {part:?} in {told:#?}");
+            assert!(
+                errors.iter().any(|one| one.contains(part)),
+                "{plugins}: no {part:?} in {told:#?}"
+            );
         }
         if expected.is_empty() {
             assert!(told.is_empty(), "{told:#?}");
@@ -567,7 +743,11 @@ fn fixed(files: &[(&str, &str)]) -> (String, Vec<String>) {
 #[track_caller]
 fn is_good(text: &str, networks: usize) {
     let (lint, told) = lint_of(&[("f.yaml", text)]);
-    assert_eq!((lint.count(Severity::Error), lint.networks), (0, networks), "{told:#?}\n{text}");
+    assert_eq!(
+        (lint.count(Severity::Error), lint.networks),
+        (0, networks),
+        "{told:#?}\n{text}"
+    );
 }
 
 const CHAIN: &str = r#"{"cniVersion": "0.3.1", "name": "rail-0", "disableCheck": true, "plugins": [
@@ -593,23 +773,35 @@ fn a_chain_says_what_goes_what_stays_and_what_moves() {
     }
     golden::says("lint", "a chain", told.join("\n"));
     is_good(&text, 1);
-    let object = document::parse("f", text.as_bytes()).unwrap().remove(0).value;
+    let object = document::parse("f", text.as_bytes())
+        .unwrap()
+        .remove(0)
+        .value;
     let config: Value = serde_json::from_str(object["spec"]["config"].as_str().unwrap()).unwrap();
     assert_eq!(config["disableCheck"], true);
-    let [ours, tuning] = &config["plugins"].as_array().unwrap()[..] else { panic!("{config}") };
+    let [ours, tuning] = &config["plugins"].as_array().unwrap()[..] else {
+        panic!("{config}")
+    };
     assert_eq!(
         *ours,
         json!({"type": "rail-cni", "rail": 0, "mtu": 4220, "rdmaQoS": {"tos": 96}, "routes": [{"dst": "0.0.0.0/0"}],
             "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "ipam": {"type": "rail-ipam", "pool": "rail-0"},
             "capabilities": {"deviceID": true, "mac": true, "ips": true, "CNIDeviceInfoFile": true}})
     );
-    assert_eq!(*tuning, json!({"type": "tuning", "sysctl": {"net.ipv4.conf.all.arp_announce": "2"}}));
+    assert_eq!(
+        *tuning,
+        json!({"type": "tuning", "sysctl": {"net.ipv4.conf.all.arp_announce": "2"}})
+    );
     // What has to stay is not complained of.
-    let stays =
-        CHAIN.replace(r#""mtu": 4220, "#, "").replace(r#""net.ipv4.conf.IFNAME.arp_filter": "1", "#, "");
+    let stays = CHAIN
+        .replace(r#""mtu": 4220, "#, "")
+        .replace(r#""net.ipv4.conf.IFNAME.arp_filter": "1", "#, "");
     let (_, told) = fixed(&[("f", &nad("rail-0", &stays))]);
     assert!(!told.iter().any(|one| one.contains("tuning")), "{told:#?}");
-    let refused = good().replace("\"mtu\"", "\"sysctl\": {\"net.ipv4.conf.all.rp_filter\": \"0\"}, \"mtu\"");
+    let refused = good().replace(
+        "\"mtu\"",
+        "\"sysctl\": {\"net.ipv4.conf.all.rp_filter\": \"0\"}, \"mtu\"",
+    );
     assert!(lint_of(&[("f", &refused)]).1[0].contains("tuning"));
 }
 
@@ -621,11 +813,24 @@ fn the_keys_of_an_operators_object_are_all_in_the_network() {
         ipam: '{\"type\": \"whereabouts\", \"range\": \"198.18.0.0/24\"}'\n  \
         metaPlugins: '{\"type\": \"tuning\", \"mtu\": 4220}, {\"type\": \"rdma\"}, {\"type\": \"x\"}'\n";
     let (fixed_text, told) = fixed(&[("f", text)]);
-    assert!(told.iter().all(|one| one.starts_with("f:2: warning: rail-0: ")), "{told:#?}");
-    assert!(told.iter().any(|one| { one.contains("rail-0 in namespace ai") }));
-    assert!(told.iter().any(|one| one.contains("vlan, vlanQoS")), "{told:#?}");
+    assert!(
+        told.iter()
+            .all(|one| one.starts_with("f:2: warning: rail-0: ")),
+        "{told:#?}"
+    );
+    assert!(
+        told.iter()
+            .any(|one| { one.contains("rail-0 in namespace ai") })
+    );
+    assert!(
+        told.iter().any(|one| one.contains("vlan, vlanQoS")),
+        "{told:#?}"
+    );
     is_good(&fixed_text, 1);
-    let nad = document::parse("f", fixed_text.as_bytes()).unwrap().remove(0).value;
+    let nad = document::parse("f", fixed_text.as_bytes())
+        .unwrap()
+        .remove(0)
+        .value;
     assert_eq!(
         nad["metadata"],
         json!({"name": "rail-0", "namespace": "ai", "annotations": {"k8s.v1.cni.cncf.io/resourceName": "nvidia.com/eth_rail0"}})
@@ -641,20 +846,38 @@ fn the_keys_of_an_operators_object_are_all_in_the_network() {
         ("min_tx_rate", json!(5)),
         ("max_tx_rate", json!(10)),
         ("mtu", json!(4220)),
-        ("ipam", json!({"type": "whereabouts", "range": "198.18.0.0/24"})),
+        (
+            "ipam",
+            json!({"type": "whereabouts", "range": "198.18.0.0/24"}),
+        ),
     ] {
         assert_eq!(ours[key], value, "{key}: {ours}");
     }
     assert_eq!(config["plugins"][1], json!({"type": "x"}));
     // Another prefix, none in the object, and texts that are no JSON.
     let (_, told) = fixed(&[("f", &text.replace("nvidia-x", "o"))]);
-    assert!(told.iter().any(|one| one.contains("openshift.io/eth_rail0")), "{told:#?}");
+    assert!(
+        told.iter()
+            .any(|one| one.contains("openshift.io/eth_rail0")),
+        "{told:#?}"
+    );
     for (from, to, part) in [
-        ("'{\"type\": \"whereabouts\"", "'{\"type\": ", "f:15: error: rail-0: spec.ipam: JSON"),
-        ("metaPlugins: '{", "metaPlugins: '", "f:16: error: rail-0: spec.metaPlugins: JSON"),
+        (
+            "'{\"type\": \"whereabouts\"",
+            "'{\"type\": ",
+            "f:15: error: rail-0: spec.ipam: JSON",
+        ),
+        (
+            "metaPlugins: '{",
+            "metaPlugins: '",
+            "f:16: error: rail-0: spec.metaPlugins: JSON",
+        ),
     ] {
         let (_, told) = fixed(&[("f", &text.replace(from, to))]);
-        assert!(told.iter().any(|one| one.starts_with(part)), "{part}: {told:#?}");
+        assert!(
+            told.iter().any(|one| one.starts_with(part)),
+            "{part}: {told:#?}"
+        );
     }
     // The MTU of a policy with this resource.
     let policy = "---\nkind: SriovNetworkNodePolicy\nmetadata: {name: p, namespace: nvidia-x}\nspec: {resourceName: eth_rail0, mtu: 9216}\n";
@@ -743,8 +966,14 @@ fn each_kind_of_an_operator_has_a_network_or_a_reason() {
         ),
     ] {
         let (text, told) = fixed(&[("f", spec)]);
-        assert!(told.iter().any(|one| one.contains(part)), "{part}: {told:#?}");
-        assert!(!told.iter().any(|one| one.contains(": error: ")), "{told:#?}");
+        assert!(
+            told.iter().any(|one| one.contains(part)),
+            "{part}: {told:#?}"
+        );
+        assert!(
+            !told.iter().any(|one| one.contains(": error: ")),
+            "{told:#?}"
+        );
         assert_eq!(text.is_empty(), fix.is_empty(), "{spec}{text}");
         assert!(text.contains(fix), "{fix}: {text}");
         if text.contains("\"rail-cni\"") {
@@ -754,8 +983,10 @@ fn each_kind_of_an_operator_has_a_network_or_a_reason() {
     }
     golden::says("lint", "the objects of operators", said);
     // Others of the same names.
-    let (lint, told) =
-        lint_of(&[("f", "apiVersion: crd.projectcalico.org/v1\nkind: IPPool\nmetadata: {name: a}\n")]);
+    let (lint, told) = lint_of(&[(
+        "f",
+        "apiVersion: crd.projectcalico.org/v1\nkind: IPPool\nmetadata: {name: a}\n",
+    )]);
     assert_eq!((told.len(), lint.noted), (1, 0), "{told:#?}");
 }
 
@@ -776,10 +1007,22 @@ fn addresses_of_every_ipam_are_compared_with_the_clusters_networks_and_with_each
             1,
         ),
         (r#"{"type": "host-local", "subnet": "10.100.0.0/24"}"#, 1),
-        (r#"{"type": "whereabouts", "range": "10.96.0.5-10.96.0.9/16"}"#, 1),
-        (r#"{"type": "whereabouts", "ipRanges": [{"range": "10.0.0.0/8"}]}"#, 1),
-        (r#"{"type": "static", "addresses": [{"address": "10.96.0.2/16"}]}"#, 1),
-        (r#"{"type": "static", "addresses": [{"address": "10.95.0.2/16"}]}"#, 0),
+        (
+            r#"{"type": "whereabouts", "range": "10.96.0.5-10.96.0.9/16"}"#,
+            1,
+        ),
+        (
+            r#"{"type": "whereabouts", "ipRanges": [{"range": "10.0.0.0/8"}]}"#,
+            1,
+        ),
+        (
+            r#"{"type": "static", "addresses": [{"address": "10.96.0.2/16"}]}"#,
+            1,
+        ),
+        (
+            r#"{"type": "static", "addresses": [{"address": "10.95.0.2/16"}]}"#,
+            0,
+        ),
     ] {
         assert_eq!(of(ipam), errors, "{ipam}");
     }
@@ -790,7 +1033,10 @@ fn addresses_of_every_ipam_are_compared_with_the_clusters_networks_and_with_each
                 &CONFIG
                     .replace("rail-3\"", &format!("{rail}\""))
                     .replace("\"rail\": 3,", &format!("\"rail\": {},", &rail[5..]))
-                    .replace(&format!(r#"{{"type": "rail-ipam", "pool": "{rail}"}}"#), ipam),
+                    .replace(
+                        &format!(r#"{{"type": "rail-ipam", "pool": "{rail}"}}"#),
+                        ipam,
+                    ),
             )
         };
         lint_of(&[("f", &(config("rail-3", first) + &config("rail-4", second)))]).1
@@ -799,15 +1045,24 @@ fn addresses_of_every_ipam_are_compared_with_the_clusters_networks_and_with_each
         r#"{"type": "whereabouts", "range": "198.18.0.0/24"}"#,
         r#"{"type": "whereabouts", "range": "198.18.0.64/26"}"#,
     );
-    assert!(told.len() == 1 && told[0].contains("198.18.0.0/24 of rail-3 (f:18)"), "{told:#?}");
+    assert!(
+        told.len() == 1 && told[0].contains("198.18.0.0/24 of rail-3 (f:18)"),
+        "{told:#?}"
+    );
     let told = two(
         r#"{"type": "host-local", "subnet": "198.18.0.0/24"}"#,
         r#"{"type": "whereabouts", "range": "198.18.1.0/24"}"#,
     );
-    assert!(told.len() == 1 && told[0].contains("rail-3: ipam: 198.18.0.0/24: host-local"), "{told:#?}");
+    assert!(
+        told.len() == 1 && told[0].contains("rail-3: ipam: 198.18.0.0/24: host-local"),
+        "{told:#?}"
+    );
     let shared = good().replace("nvidia.com/rail-3", "rdma/hca_shared_devices_a");
     assert!(
-        lint_of(&[("f", &shared)]).1.iter().any(|one| one.contains("error: rail-3: metadata.annotations: "))
+        lint_of(&[("f", &shared)])
+            .1
+            .iter()
+            .any(|one| one.contains("error: rail-3: metadata.annotations: "))
     );
 }
 
@@ -823,20 +1078,42 @@ fn pods_are_compared_with_their_networks() {
     let mut said = String::new();
     for (networks, limits, rest, expected) in [
         ("rail-3", "nvidia.com/rail-3: 1", LOCK, &[][..]),
-        ("default/rail-3@net1", "nvidia.com/rail-3: '1', nvidia.com/gpu: 8", LOCK, &[]),
-        ("'[{\"name\": \"rail-3\", \"namespace\": \"x\"}]'", "nvidia.com/rail-3: 1", LOCK, &[]),
+        (
+            "default/rail-3@net1",
+            "nvidia.com/rail-3: '1', nvidia.com/gpu: 8",
+            LOCK,
+            &[],
+        ),
+        (
+            "'[{\"name\": \"rail-3\", \"namespace\": \"x\"}]'",
+            "nvidia.com/rail-3: 1",
+            LOCK,
+            &[],
+        ),
         ("rail-3", "nvidia.com/rail-3: 1", "", &["IPC_LOCK"]),
-        ("'rail-3, rail-3'", "nvidia.com/rail-3: 1", LOCK, &["nvidia.com/rail-3"]),
+        (
+            "'rail-3, rail-3'",
+            "nvidia.com/rail-3: 1",
+            LOCK,
+            &["nvidia.com/rail-3"],
+        ),
         ("rail-3", "nvidia.com/gpu: 8", LOCK, &["nvidia.com/rail-3"]),
         ("'a,b,c'", "nvidia.com/gpu: 8", "", &[" 0 "]),
-        ("rail-3", "nvidia.com/rail-3: 1, nvidia.com/rail-4: 1", LOCK, &["nvidia.com/rail-4"]),
+        (
+            "rail-3",
+            "nvidia.com/rail-3: 1, nvidia.com/rail-4: 1",
+            LOCK,
+            &["nvidia.com/rail-4"],
+        ),
         ("'[1]'", "a/b: 1", LOCK, &["networks"]),
     ] {
         let (_, told) = lint_of(&[("f", &(good() + &pod(networks, limits, rest)))]);
         said += &format!("{networks} {{{limits}}}\n  {}\n", told.join("\n  "));
         assert_eq!(told.len(), expected.len(), "{networks} {limits}: {told:#?}");
         assert!(
-            told.iter().zip(expected).all(|(one, part)| one.contains(part) && one.contains(": j: ")),
+            told.iter()
+                .zip(expected)
+                .all(|(one, part)| one.contains(part) && one.contains(": j: ")),
             "{told:#?}"
         );
     }
@@ -849,10 +1126,19 @@ fn a_file_of_a_runtime_is_fixed_as_json() {
     let (text, _) = fixed(&[("a.conf", conf)]);
     let config: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(config["type"], "rail-cni");
-    assert_eq!((text.matches("\"name\"").count(), text.matches("\"cniVersion\"").count()), (1, 1), "{text}");
+    assert_eq!(
+        (
+            text.matches("\"name\"").count(),
+            text.matches("\"cniVersion\"").count()
+        ),
+        (1, 1),
+        "{text}"
+    );
     let (text, _) = fixed(&[(
         "a.conflist",
-        &format!(r#"{{"cniVersion": "0.3.1", "name": "a", "plugins": [{conf}, {{"type": "sbr"}}]}}"#),
+        &format!(
+            r#"{{"cniVersion": "0.3.1", "name": "a", "plugins": [{conf}, {{"type": "sbr"}}]}}"#
+        ),
     )]);
     let config: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(config["plugins"].as_array().unwrap().len(), 1);
@@ -865,31 +1151,76 @@ fn pods_are_found_in_whatever_makes_them() {
     const CONTAINER: &str = "{image: x, resources: {limits: {nvidia.com/rail-3: 1}}, securityContext: {capabilities: {add: [IPC_LOCK]}}}";
     let template = format!("{{metadata: {{{NETWORKS}}}, spec: {{containers: [{CONTAINER}]}}}}");
     for (kind, own, spec) in [
-        ("InferenceService", NETWORKS, format!("predictor: {{containers: [{CONTAINER}]}}")),
-        ("InferenceService", NETWORKS, format!("predictor: {{model: {CONTAINER}}}")),
+        (
+            "InferenceService",
+            NETWORKS,
+            format!("predictor: {{containers: [{CONTAINER}]}}"),
+        ),
+        (
+            "InferenceService",
+            NETWORKS,
+            format!("predictor: {{model: {CONTAINER}}}"),
+        ),
         (
             "InferenceService",
             "",
             format!("predictor: {{{NETWORKS}, workerSpec: {{containers: [{CONTAINER}]}}}}"),
         ),
-        ("LLMInferenceService", NETWORKS, format!("prefill: {{template: {{containers: [{CONTAINER}]}}}}")),
-        ("LLMInferenceService", NETWORKS, format!("worker: {{containers: [{CONTAINER}]}}")),
-        ("Workflow", "", format!("templates: [{{metadata: {{{NETWORKS}}}, container: {CONTAINER}}}]")),
+        (
+            "LLMInferenceService",
+            NETWORKS,
+            format!("prefill: {{template: {{containers: [{CONTAINER}]}}}}"),
+        ),
+        (
+            "LLMInferenceService",
+            NETWORKS,
+            format!("worker: {{containers: [{CONTAINER}]}}"),
+        ),
+        (
+            "Workflow",
+            "",
+            format!("templates: [{{metadata: {{{NETWORKS}}}, container: {CONTAINER}}}]"),
+        ),
         (
             "CronWorkflow",
             "",
-            format!("workflowSpec: {{podMetadata: {{{NETWORKS}}}, templates: [{{script: {CONTAINER}}}]}}"),
+            format!(
+                "workflowSpec: {{podMetadata: {{{NETWORKS}}}, templates: [{{script: {CONTAINER}}}]}}"
+            ),
         ),
-        ("Job", "", format!("tasks: [{{replicas: 2, template: {template}}}]")),
-        ("RayCluster", "", format!("workerGroupSpecs: [{{template: {template}}}]")),
-        ("JobSet", "", format!("replicatedJobs: [{{template: {{spec: {{template: {template}}}}}}}]")),
-        ("LeaderWorkerSet", "", format!("leaderWorkerTemplate: {{workerTemplate: {template}}}")),
-        ("MPIJob", "", format!("mpiReplicaSpecs: {{Worker: {{template: {template}}}}}")),
+        (
+            "Job",
+            "",
+            format!("tasks: [{{replicas: 2, template: {template}}}]"),
+        ),
+        (
+            "RayCluster",
+            "",
+            format!("workerGroupSpecs: [{{template: {template}}}]"),
+        ),
+        (
+            "JobSet",
+            "",
+            format!("replicatedJobs: [{{template: {{spec: {{template: {template}}}}}}}]"),
+        ),
+        (
+            "LeaderWorkerSet",
+            "",
+            format!("leaderWorkerTemplate: {{workerTemplate: {template}}}"),
+        ),
+        (
+            "MPIJob",
+            "",
+            format!("mpiReplicaSpecs: {{Worker: {{template: {template}}}}}"),
+        ),
     ] {
         let object = format!("---\nkind: {kind}\nmetadata: {{name: j, {own}}}\nspec: {{{spec}}}\n")
             .replace(", }", "}");
         let (_, told) = lint_of(&[("f", &(good() + &object))]);
-        assert!(told.len() == 1 && told[0].contains("nvidia.com/rail-3"), "{object}{told:#?}");
+        assert!(
+            told.len() == 1 && told[0].contains("nvidia.com/rail-3"),
+            "{object}{told:#?}"
+        );
     }
     // Of a network that is in no file, the resource tells.
     let shared = "---\nkind: Pod\nmetadata: {name: j, annotations: {k8s.v1.cni.cncf.io/networks: roce-p2}}\n\
@@ -902,7 +1233,10 @@ fn pods_are_found_in_whatever_makes_them() {
             "DynamoGraphDeployment",
             format!("services: {{w: {{{NETWORKS}, extraPodSpec: {{containers: [{CONTAINER}]}}}}}}"),
         ),
-        ("ClusterPolicy", format!("rules: [{{mutate: {{patchStrategicMerge: {template}}}}}]")),
+        (
+            "ClusterPolicy",
+            format!("rules: [{{mutate: {{patchStrategicMerge: {template}}}}}]"),
+        ),
         (
             "LLMInferenceService",
             "template: {containers: [{resources: {limits: {nvidia.com/rail-3: 1}}}]}".to_owned(),
@@ -912,48 +1246,95 @@ fn pods_are_found_in_whatever_makes_them() {
         let object = format!(
             "---\napiVersion: serving.kserve.io/v1alpha1\nkind: {kind}\nmetadata: {{name: j, {networks}}}\nspec: {{{spec}}}\n"
         );
-        assert_eq!(lint_of(&[("f", &(good() + &object))]).1, Vec::<String>::new());
+        assert_eq!(
+            lint_of(&[("f", &(good() + &object))]).1,
+            Vec::<String>::new()
+        );
     }
     // What the object has, these pods do not get.
     for (kind, spec) in [
-        ("Deployment", format!("template: {{spec: {{containers: [{CONTAINER}]}}}}")),
-        ("Workflow", format!("templates: [{{container: {CONTAINER}}}]")),
+        (
+            "Deployment",
+            format!("template: {{spec: {{containers: [{CONTAINER}]}}}}"),
+        ),
+        (
+            "Workflow",
+            format!("templates: [{{container: {CONTAINER}}}]"),
+        ),
     ] {
-        let object = format!("---\nkind: {kind}\nmetadata: {{name: j, {NETWORKS}}}\nspec: {{{spec}}}\n");
+        let object =
+            format!("---\nkind: {kind}\nmetadata: {{name: j, {NETWORKS}}}\nspec: {{{spec}}}\n");
         let (_, told) = lint_of(&[("f", &(good() + &object))]);
-        assert!(told.len() == 1 && told[0].contains(": j: "), "{object}{told:#?}");
+        assert!(
+            told.len() == 1 && told[0].contains(": j: "),
+            "{object}{told:#?}"
+        );
     }
 }
 
 #[test]
 fn manifests_in_a_page_are_read_and_have_its_lines() {
     let wrong = good().replace("rail-cni\"", "rail-cnii\"");
-    let indented = wrong.lines().map(|line| format!("   {line}\n")).collect::<String>();
+    let indented = wrong
+        .lines()
+        .map(|line| format!("   {line}\n"))
+        .collect::<String>();
     for (page, line) in [
         (format!("# A page\n\n```yaml\n{wrong}```\n"), 3),
-        (format!("1. In a list\n\n   ```yaml title=\"nad\"\n{indented}   ```\n"), 3),
+        (
+            format!("1. In a list\n\n   ```yaml title=\"nad\"\n{indented}   ```\n"),
+            3,
+        ),
         (format!("~~~ yml\n{wrong}~~~\n"), 1),
         (format!("```\n{wrong}```\n"), 1),
-        (format!("```bash\nset -e\nkubectl apply -f - <<'EOF'\n{wrong}EOF\nkubectl get nad\n```\n"), 3),
-        (format!("```console\n$ cat <<EOF | kubectl apply -f -\n{wrong}EOF\n```\n"), 2),
+        (
+            format!(
+                "```bash\nset -e\nkubectl apply -f - <<'EOF'\n{wrong}EOF\nkubectl get nad\n```\n"
+            ),
+            3,
+        ),
+        (
+            format!("```console\n$ cat <<EOF | kubectl apply -f -\n{wrong}EOF\n```\n"),
+            2,
+        ),
     ] {
         let (_, alone) = lint_of(&[("f.yaml", &wrong)]);
         let (_, told) = lint_of(&[("f.md", &page)]);
         let of = |one: &str| -> (u32, String) {
             let (line, rest) = one.split_once(": ").unwrap();
-            (line.rsplit(':').next().unwrap().parse().unwrap(), rest.to_owned())
+            (
+                line.rsplit(':').next().unwrap().parse().unwrap(),
+                rest.to_owned(),
+            )
         };
-        let moved: Vec<_> = alone.iter().map(|one| of(one)).map(|(at, rest)| (at + line, rest)).collect();
+        let moved: Vec<_> = alone
+            .iter()
+            .map(|one| of(one))
+            .map(|(at, rest)| (at + line, rest))
+            .collect();
         assert!(!moved.is_empty());
-        assert_eq!(told.iter().map(|one| of(one)).collect::<Vec<_>>(), moved, "{page}");
+        assert_eq!(
+            told.iter().map(|one| of(one)).collect::<Vec<_>>(),
+            moved,
+            "{page}"
+        );
     }
     // Parts of objects, and other languages, are no mistakes; what is no YAML is said.
-    let page = format!("```yaml\nspec:\n  config: x\n```\n\n```go\nkind: x\n```\n\n```yaml\n{}```\n", good());
+    let page = format!(
+        "```yaml\nspec:\n  config: x\n```\n\n```go\nkind: x\n```\n\n```yaml\n{}```\n",
+        good()
+    );
     assert_eq!(lint_of(&[("f.md", &page)]).1, Vec::<String>::new());
     let (_, told) = lint_of(&[("f.md", &(page + "```yaml\na: {{ .Values.x }}\n```\n"))]);
-    assert!(told.len() == 1 && told[0].contains(": warning: "), "{told:#?}");
+    assert!(
+        told.len() == 1 && told[0].contains(": warning: "),
+        "{told:#?}"
+    );
     let (_, told) = lint_of(&[("f.md", "no manifest\n")]);
-    assert!(told.len() == 1 && told[0].contains("no NetworkAttachmentDefinition"), "{told:#?}");
+    assert!(
+        told.len() == 1 && told[0].contains("no NetworkAttachmentDefinition"),
+        "{told:#?}"
+    );
 }
 
 /// After the edit it is in another table than before.
@@ -971,7 +1352,10 @@ fn a_default_route_of_another_plugin_is_told_before_the_edit() {
         );
         for text in [nad, operator] {
             let (_, told) = lint_of(&[("f", &text)]);
-            let about = told.iter().filter(|one| one.contains(&format!(" {route} "))).count();
+            let about = told
+                .iter()
+                .filter(|one| one.contains(&format!(" {route} ")))
+                .count();
             assert_eq!(about, 1, "{told:#?}");
         }
     }

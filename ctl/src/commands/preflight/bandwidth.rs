@@ -1,4 +1,5 @@
-//! RDMA write bandwidth between two nodes, by perftest's ib_write_bw: each rail answers one peer, and asks another.
+//! RDMA write bandwidth between two nodes, by perftest's ib_write_bw: each rail answers one peer,
+//! and asks another.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -32,7 +33,11 @@ pub struct Measure {
 
 /// Fails if perftest is not here.
 pub fn find() -> Result<()> {
-    match Command::new(PROGRAM).arg("--version").stdin(Stdio::null()).output() {
+    match Command::new(PROGRAM)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output()
+    {
         Ok(_) => Ok(()),
         Err(error) => bail!("--bandwidth: cannot run {PROGRAM} ({error}): install perftest"),
     }
@@ -40,8 +45,11 @@ pub fn find() -> Result<()> {
 
 /// By interface, for those that have RoCE.
 pub fn of_pod(inventory: &Inventory, container: &str) -> BTreeMap<String, Measure> {
-    let own =
-        inventory.attachments.iter().map(|one| &one.record).filter(|one| one.owner.container_id == container);
+    let own = inventory
+        .attachments
+        .iter()
+        .map(|one| &one.record)
+        .filter(|one| one.owner.container_id == container);
     let measure = |record: &rail_cni::attach::record::Record| {
         let (gid, rail) = (record.found_gids().first()?.clone(), record.owner.rail?);
         Some((record.owner.ifname.clone(), Measure { gid, rail }))
@@ -55,9 +63,14 @@ impl Measure {
         self.gid.address
     }
 
-    /// Measures to `peer` while another one may measure to here. Gbit/s, or why there are none. The calling thread is in the
-    /// namespace of the rail.
-    pub fn run(&self, peer: Option<IpAddr>, ending: &Ending, until: Instant) -> Option<Result<f64, String>> {
+    /// Measures to `peer` while another one may measure to here. Gbit/s, or why there are none. The
+    /// calling thread is in the namespace of the rail.
+    pub fn run(
+        &self,
+        peer: Option<IpAddr>,
+        ending: &Ending,
+        until: Instant,
+    ) -> Option<Result<f64, String>> {
         thread::scope(|scope| {
             let server = scope.spawn(|| self.answer(ending, until));
             let measured = peer.map(|peer| self.ask(peer, ending, until));
@@ -69,7 +82,15 @@ impl Measure {
     fn command(&self) -> Command {
         let mut command = Command::new(PROGRAM);
         let port = FIRST_PORT.saturating_add(self.rail.into());
-        command.args(["-F", "--report_gbits", "--output=bandwidth", "-D", WRITES, "-d", &self.gid.device]);
+        command.args([
+            "-F",
+            "--report_gbits",
+            "--output=bandwidth",
+            "-D",
+            WRITES,
+            "-d",
+            &self.gid.device,
+        ]);
         command.args([
             "-i",
             &self.gid.port.to_string(),
@@ -81,13 +102,18 @@ impl Measure {
         if self.gid.address.is_ipv6() {
             command.arg("--ipv6-addr");
         }
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         command
     }
 
     fn answer(&self, ending: &Ending, until: Instant) {
         while Instant::now() < until && !ending.is_near() {
-            let Ok(child) = self.command().spawn() else { return };
+            let Ok(child) = self.command().spawn() else {
+                return;
+            };
             if wait(child, ending, until).is_some_and(|output| output.status.success()) {
                 return;
             }
@@ -98,7 +124,11 @@ impl Measure {
     fn ask(&self, peer: IpAddr, ending: &Ending, until: Instant) -> Result<f64, String> {
         let mut why = "there was no time".to_owned();
         while Instant::now() < until && !ending.is_near() {
-            let child = self.command().arg(peer.to_string()).spawn().map_err(|error| error.to_string())?;
+            let child = self
+                .command()
+                .arg(peer.to_string())
+                .spawn()
+                .map_err(|error| error.to_string())?;
             let output = wait(child, ending, until.min(Instant::now() + LONGEST));
             match output.as_ref().map(gbits) {
                 Some(Ok(gbits)) => return Ok(gbits),
@@ -128,12 +158,19 @@ fn wait(mut child: Child, ending: &Ending, until: Instant) -> Option<Output> {
 /// The number in its last line.
 fn gbits(output: &Output) -> Result<f64, String> {
     let text = String::from_utf8_lossy(&output.stdout);
-    let number = text.split_whitespace().next_back().and_then(|word| word.parse::<f64>().ok());
+    let number = text
+        .split_whitespace()
+        .next_back()
+        .and_then(|word| word.parse::<f64>().ok());
     match number.filter(|number| output.status.success() && number.is_finite()) {
         Some(number) => Ok(number),
         None => {
             let told = String::from_utf8_lossy(&output.stderr);
-            let last = told.lines().chain(text.lines()).map(str::trim).rfind(|line| !line.is_empty());
+            let last = told
+                .lines()
+                .chain(text.lines())
+                .map(str::trim)
+                .rfind(|line| !line.is_empty());
             Err(last.unwrap_or("it said nothing").to_owned())
         }
     }

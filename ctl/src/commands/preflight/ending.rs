@@ -1,5 +1,5 @@
-//! When a preflight ends early: a signal asks it to, or a pod wants a rail. It looks between two steps, and gives back what it
-//! took.
+//! When a preflight ends early: a signal asks it to, or a pod wants a rail. It looks between two
+//! steps, and gives back what it took.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -12,7 +12,8 @@ use nix::sys::signal::{SigSet, Signal};
 use rail_cni::attach::records::Records;
 use rail_cni::node::Node;
 
-/// How often it looks whether a pod wants a rail. ADD waits for a device that is given back for a few seconds.
+/// How often it looks whether a pod wants a rail. ADD waits for a device that is given back for a
+/// few seconds.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Whether it ends early.
@@ -40,10 +41,12 @@ impl Ending {
         Ok(ending)
     }
 
-    /// Ends it when a runtime calls rail-cni for another container: a pod starts or ends here, and starting ones want what
-    /// this holds, devices and addresses.
+    /// Ends it when a runtime calls rail-cni for another container: a pod starts or ends here, and
+    /// starting ones want what this holds, devices and addresses.
     pub fn watch(&self, node: &Node, own: &str) -> Result<()> {
-        let Some(records) = Records::open_existing(node)? else { return Ok(()) };
+        let Some(records) = Records::open_existing(node)? else {
+            return Ok(());
+        };
         let (other, own) = (self.clone(), own.to_owned());
         thread::Builder::new().spawn(move || {
             while !other.is_near() {

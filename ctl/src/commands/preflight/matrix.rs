@@ -1,4 +1,5 @@
-//! `railctl preflight --merge`: what the nodes of a fabric said, in one: which rail reaches which, and what is wrong.
+//! `railctl preflight --merge`: what the nodes of a fabric said, in one: which rail reaches which,
+//! and what is wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -116,16 +117,29 @@ struct Matrix {
 }
 
 /// Reads the files of `folder`, and prints what they say together.
-pub fn merge(folder: &Path, plan: Option<&Path>, is_page: bool, output: Output) -> Result<ExitCode> {
+pub fn merge(
+    folder: &Path,
+    plan: Option<&Path>,
+    is_page: bool,
+    output: Output,
+) -> Result<ExitCode> {
     let fabric = plan.map(Fabric::read).transpose()?;
-    let planned = fabric.iter().flat_map(Fabric::nodes).map(str::to_owned).collect();
+    let planned = fabric
+        .iter()
+        .flat_map(Fabric::nodes)
+        .map(str::to_owned)
+        .collect();
     let matrix = Matrix::of(read(folder)?, planned)?;
     output::print(&match output {
         _ if is_page => matrix.page(),
         Output::Json => output::pretty(&matrix.json()),
         Output::Table => matrix.table(),
     })?;
-    Ok(if matrix.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if matrix.is_good() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Every file of the folder, in the order of their names.
@@ -140,7 +154,13 @@ fn read(folder: &Path) -> Result<Vec<Report>> {
     }
     paths.sort();
     let report = |path: &Path| -> Result<Report> {
-        let what = || failure!(InvalidConfig, "{} is not what preflight prints", path.display());
+        let what = || {
+            failure!(
+                InvalidConfig,
+                "{} is not what preflight prints",
+                path.display()
+            )
+        };
         if fs::metadata(path).with_context(what)?.len() > LARGEST {
             return Err(what());
         }
@@ -152,13 +172,25 @@ fn read(folder: &Path) -> Result<Vec<Report>> {
 impl Matrix {
     fn of(mut nodes: Vec<Report>, planned: Vec<String>) -> Result<Matrix> {
         if nodes.is_empty() {
-            return Err(failure!(InvalidConfig, "--merge: there is no file of a node"));
+            return Err(failure!(
+                InvalidConfig,
+                "--merge: there is no file of a node"
+            ));
         }
         let place: BTreeMap<&String, usize> = planned.iter().zip(0..).collect();
         // In the order of the plan; those that it does not have follow.
-        nodes.sort_by_key(|one| (place.get(&one.node).copied().unwrap_or(usize::MAX), one.node.clone()));
+        nodes.sort_by_key(|one| {
+            (
+                place.get(&one.node).copied().unwrap_or(usize::MAX),
+                one.node.clone(),
+            )
+        });
         if let Some(twice) = nodes.windows(2).find(|pair| pair[0].node == pair[1].node) {
-            return Err(failure!(InvalidConfig, "--merge: two files are of the node {}", twice[0].node));
+            return Err(failure!(
+                InvalidConfig,
+                "--merge: two files are of the node {}",
+                twice[0].node
+            ));
         }
         let there: BTreeSet<(String, u8)> = nodes
             .iter()
@@ -166,18 +198,27 @@ impl Matrix {
             .filter(|(_, rail)| rail.device.is_some())
             .map(|(one, rail)| (one.node.clone(), rail.rail))
             .collect();
-        for asked in nodes.iter_mut().flat_map(|one| &mut one.rails).flat_map(|rail| &mut rail.asked) {
+        for asked in nodes
+            .iter_mut()
+            .flat_map(|one| &mut one.rails)
+            .flat_map(|rail| &mut rail.asked)
+        {
             if asked.state == Answer::Silent && !there.contains(&(asked.node.clone(), asked.rail)) {
                 asked.state = Answer::Away;
             }
         }
         let said: BTreeSet<String> = nodes.iter().map(|one| one.node.clone()).collect();
-        let missing = planned.into_iter().filter(|node| !said.contains(node)).collect();
+        let missing = planned
+            .into_iter()
+            .filter(|node| !said.contains(node))
+            .collect();
         Ok(Matrix { nodes, missing })
     }
 
     fn rails(&self) -> impl Iterator<Item = (&Report, &Rail)> {
-        self.nodes.iter().flat_map(|one| one.rails.iter().map(move |rail| (one, rail)))
+        self.nodes
+            .iter()
+            .flat_map(|one| one.rails.iter().map(move |rail| (one, rail)))
     }
 
     fn numbers(&self) -> BTreeSet<u8> {
@@ -203,32 +244,53 @@ impl Matrix {
     fn summary(&self) -> String {
         let (states, answers) = self.counts();
         let list = |all: Vec<(&str, usize)>| {
-            all.into_iter().map(|(word, count)| format!("{count} {word}")).collect::<Vec<_>>().join(", ")
+            all.into_iter()
+                .map(|(word, count)| format!("{count} {word}"))
+                .collect::<Vec<_>>()
+                .join(", ")
         };
         let rails = list(states.into_iter().collect());
         let peers = list(answers.into_iter().collect());
-        let peers =
-            if peers.is_empty() { "no peers were asked".to_owned() } else { format!("peers: {peers}") };
+        let peers = if peers.is_empty() {
+            "no peers were asked".to_owned()
+        } else {
+            format!("peers: {peers}")
+        };
         format!("{} nodes; rails: {rails}; {peers}", self.nodes.len())
     }
 
     /// What to look at, a line each.
     fn problems(&self) -> Vec<String> {
-        let mut lines: Vec<_> =
-            self.missing.iter().map(|node| format!("{node}: the plan has it, and it said nothing")).collect();
+        let mut lines: Vec<_> = self
+            .missing
+            .iter()
+            .map(|node| format!("{node}: the plan has it, and it said nothing"))
+            .collect();
         for (of, rail) in self.rails() {
-            lines.extend(rail.own_problems().map(|text| format!("{} rail {}: {text}", of.node, rail.rail)));
+            lines.extend(
+                rail.own_problems()
+                    .map(|text| format!("{} rail {}: {text}", of.node, rail.rail)),
+            );
         }
         lines
     }
 
-    /// Pairs of leaves: how many peers were asked from one to the other, and how many of them were reached.
+    /// Pairs of leaves: how many peers were asked from one to the other, and how many of them were
+    /// reached.
     fn leaves(&self) -> BTreeMap<(&str, &str), (usize, usize)> {
         let mut pairs: BTreeMap<(&str, &str), (usize, usize)> = BTreeMap::new();
         for (_, rail) in self.rails() {
-            let Some(leaf) = rail.leaf.as_deref() else { continue };
-            for asked in rail.asked.iter().filter(|asked| asked.state != Answer::Away) {
-                let Some(other) = asked.leaf.as_deref() else { continue };
+            let Some(leaf) = rail.leaf.as_deref() else {
+                continue;
+            };
+            for asked in rail
+                .asked
+                .iter()
+                .filter(|asked| asked.state != Answer::Away)
+            {
+                let Some(other) = asked.leaf.as_deref() else {
+                    continue;
+                };
                 let (all, reached) = pairs.entry((leaf, other)).or_default();
                 *all += 1;
                 *reached += usize::from(asked.state == Answer::Reached);
@@ -240,38 +302,57 @@ impl Matrix {
     fn table(&self) -> String {
         let numbers = self.numbers();
         let headers: Vec<String> = numbers.iter().map(|rail| format!("RAIL {rail}")).collect();
-        let headers: Vec<&str> = ["NODE"].into_iter().chain(headers.iter().map(String::as_str)).collect();
+        let headers: Vec<&str> = ["NODE"]
+            .into_iter()
+            .chain(headers.iter().map(String::as_str))
+            .collect();
         let rows = self.nodes.iter().map(|one| {
-            let cell =
-                |number: &u8| one.rail(*number).map(|rail| rail.state().to_owned()).unwrap_or_default();
-            [one.node.clone()].into_iter().chain(numbers.iter().map(cell)).collect()
+            let cell = |number: &u8| {
+                one.rail(*number)
+                    .map(|rail| rail.state().to_owned())
+                    .unwrap_or_default()
+            };
+            [one.node.clone()]
+                .into_iter()
+                .chain(numbers.iter().map(cell))
+                .collect()
         });
         let mut text = output::table(&headers, rows);
         text += &format!("\n{}\n", output::printable(&self.summary()));
-        text.extend(self.problems().iter().map(|line| output::printable(line) + "\n"));
+        text.extend(
+            self.problems()
+                .iter()
+                .map(|line| output::printable(line) + "\n"),
+        );
         text
     }
 
-    /// The help of the verb lists these keys: new keys may be added, but none may change its meaning.
+    /// The help of the verb lists these keys: new keys may be added, but none may change its
+    /// meaning.
     fn json(&self) -> Value {
         let asked = |one: &Asked| json!({"node": one.node, "rail": one.rail, "leaf": one.leaf, "way": one.way, "state": one.state});
         let rail = |one: &Rail| {
             json!({"rail": one.rail, "state": one.state(), "leaf": one.leaf, "problems": one.own_problems().collect::<Vec<_>>(),
                 "asked": one.asked.iter().map(asked).collect::<Vec<_>>()})
         };
-        let node =
-            |one: &Report| json!({"node": one.node, "rails": one.rails.iter().map(rail).collect::<Vec<_>>()});
+        let node = |one: &Report| json!({"node": one.node, "rails": one.rails.iter().map(rail).collect::<Vec<_>>()});
         json!({"nodes": self.nodes.iter().map(node).collect::<Vec<_>>(), "missing": self.missing, "isGood": self.is_good()})
     }
 
     fn page(&self) -> String {
         let title = "Which rail reaches which";
-        let mut body = format!("<h1>{title}</h1>\n<p class=\"dim\">{}</p>\n", escape(&self.summary()));
+        let mut body = format!(
+            "<h1>{title}</h1>\n<p class=\"dim\">{}</p>\n",
+            escape(&self.summary())
+        );
         let problems = self.problems();
         if problems.is_empty() {
             body += "<p class=\"good\">Nothing is wrong.</p>\n";
         } else {
-            let lines: String = problems.iter().map(|line| format!("<li>{}</li>\n", escape(line))).collect();
+            let lines: String = problems
+                .iter()
+                .map(|line| format!("<li>{}</li>\n", escape(line)))
+                .collect();
             body += &format!("<h2>What is wrong</h2>\n<ul>\n{lines}</ul>\n");
         }
         let is_wrong = |one: &&Report| one.rails.iter().any(|rail| rail.state() == "wrong");
@@ -282,27 +363,41 @@ impl Matrix {
         body += "<h2>All nodes</h2>\n<p class=\"dim\">L: the next node on the leaf. S: a node on the next leaf, by the spines. \
             X: another rail. In the color of the answer; the cell says who was asked.</p>\n";
         body += &self.grid(&self.nodes.iter().collect::<Vec<_>>());
-        let rows = self.leaves().into_iter().map(|((from, to), (all, reached))| {
-            vec![from.to_owned(), to.to_owned(), format!("{reached} of {all}")]
-        });
+        let rows = self
+            .leaves()
+            .into_iter()
+            .map(|((from, to), (all, reached))| {
+                vec![
+                    from.to_owned(),
+                    to.to_owned(),
+                    format!("{reached} of {all}"),
+                ]
+            });
         let class = |column: &str, text: &str| match text.split_once(" of ") {
             Some((reached, all)) if column == "REACHED" && reached != all => "bad",
             _ => "",
         };
         let table = html::table(&["FROM LEAF", "TO LEAF", "REACHED"], rows.collect(), class);
-        body +=
-            &format!("<h2>Leaves</h2>\n<details><summary>From leaf to leaf</summary>\n{table}</details>\n");
+        body += &format!(
+            "<h2>Leaves</h2>\n<details><summary>From leaf to leaf</summary>\n{table}</details>\n"
+        );
         html::page(title, STYLE, &body, Script::None)
     }
 
     /// A row for each node, a column for each rail.
     fn grid(&self, nodes: &[&Report]) -> String {
         let numbers = self.numbers();
-        let head: String = numbers.iter().map(|rail| format!("<th>{rail}</th>")).collect();
+        let head: String = numbers
+            .iter()
+            .map(|rail| format!("<th>{rail}</th>"))
+            .collect();
         let rows: String = nodes
             .iter()
             .map(|one| {
-                let cells: String = numbers.iter().map(|number| cell(one.rail(*number))).collect();
+                let cells: String = numbers
+                    .iter()
+                    .map(|number| cell(one.rail(*number)))
+                    .collect();
                 format!("<tr><td>{}</td>{cells}</tr>\n", escape(&one.node))
             })
             .collect();
@@ -314,15 +409,35 @@ impl Matrix {
 
 /// The state of a rail, and a letter for each peer.
 fn cell(rail: Option<&Rail>) -> String {
-    let Some(rail) = rail else { return "<td>-</td>".to_owned() };
+    let Some(rail) = rail else {
+        return "<td>-</td>".to_owned();
+    };
     let letter = |asked: &Asked| match asked.way {
         Way::Leaf => "L",
         Way::Spine => "S",
         Way::Cross => "X",
     };
-    let mark = |asked: &Asked| format!("<span class=\"{}\">{}</span>", asked.state.class(), letter(asked));
-    let said = |asked: &Asked| format!("rail {} of {}: {}", asked.rail, asked.node, asked.state.words());
-    let title: Vec<String> = rail.why.iter().cloned().chain(rail.asked.iter().map(said)).collect();
+    let mark = |asked: &Asked| {
+        format!(
+            "<span class=\"{}\">{}</span>",
+            asked.state.class(),
+            letter(asked)
+        )
+    };
+    let said = |asked: &Asked| {
+        format!(
+            "rail {} of {}: {}",
+            asked.rail,
+            asked.node,
+            asked.state.words()
+        )
+    };
+    let title: Vec<String> = rail
+        .why
+        .iter()
+        .cloned()
+        .chain(rail.asked.iter().map(said))
+        .collect();
     let state = rail.state();
     let class = match state {
         "fine" => "good",
@@ -336,7 +451,10 @@ fn cell(rail: Option<&Rail>) -> String {
         format!("<span class=\"{class}\">{}</span> ", escape(state))
     };
     let marks: String = rail.asked.iter().map(mark).collect();
-    format!("<td title=\"{}\">{word}{marks}</td>", escape(&title.join("; ")))
+    format!(
+        "<td title=\"{}\">{word}{marks}</td>",
+        escape(&title.join("; "))
+    )
 }
 
 impl Report {
@@ -349,15 +467,32 @@ impl Rail {
     /// Its state on its node, but that a peer that was not there makes nothing wrong.
     fn state(&self) -> &str {
         let is_wrong = self.state == "wrong" && self.own_problems().next().is_some();
-        if self.state == "wrong" && !is_wrong { "fine" } else { &self.state }
+        if self.state == "wrong" && !is_wrong {
+            "fine"
+        } else {
+            &self.state
+        }
     }
 
-    /// What is wrong, without peers that were not there: they come last, and in the order of the peers.
+    /// What is wrong, without peers that were not there: they come last, and in the order of the
+    /// peers.
     fn own_problems(&self) -> impl Iterator<Item = &str> {
-        let of_peers = self.asked.iter().filter(|asked| asked.state != Answer::Reached).count();
-        let (own, peers) = self.problems.split_at(self.problems.len().saturating_sub(of_peers));
-        let peers = self.asked.iter().filter(|asked| asked.state != Answer::Reached).zip(peers);
-        let wrong = peers.filter(|(asked, _)| asked.state.is_wrong()).map(|(_, problem)| problem);
+        let of_peers = self
+            .asked
+            .iter()
+            .filter(|asked| asked.state != Answer::Reached)
+            .count();
+        let (own, peers) = self
+            .problems
+            .split_at(self.problems.len().saturating_sub(of_peers));
+        let peers = self
+            .asked
+            .iter()
+            .filter(|asked| asked.state != Answer::Reached)
+            .zip(peers);
+        let wrong = peers
+            .filter(|(asked, _)| asked.state.is_wrong())
+            .map(|(_, problem)| problem);
         own.iter().chain(wrong).map(|problem| problem.text.as_str())
     }
 }
@@ -381,19 +516,38 @@ mod tests {
     }
 
     fn matrix(nodes: &[Value], planned: &[&str]) -> Result<Matrix> {
-        let nodes = nodes.iter().map(|node| serde_json::from_value(node.clone())).collect::<Result<_, _>>();
-        Matrix::of(nodes.unwrap(), planned.iter().map(|node| (*node).to_owned()).collect())
+        let nodes = nodes
+            .iter()
+            .map(|node| serde_json::from_value(node.clone()))
+            .collect::<Result<_, _>>();
+        Matrix::of(
+            nodes.unwrap(),
+            planned.iter().map(|node| (*node).to_owned()).collect(),
+        )
     }
 
     #[test]
     fn a_silent_peer_is_wrong_if_it_was_there_and_away_if_not() {
-        let both = [node("b", "a", &["reached", "reached"]), node("a", "b", &["reached", "silent"])];
+        let both = [
+            node("b", "a", &["reached", "reached"]),
+            node("a", "b", &["reached", "silent"]),
+        ];
         let all = matrix(&both, &["a", "b"]).unwrap();
-        assert_eq!(all.nodes.iter().map(|one| one.node.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-        assert_eq!((all.is_good(), all.problems()), (false, vec!["a rail 1: b silent".to_owned()]));
+        assert_eq!(
+            all.nodes
+                .iter()
+                .map(|one| one.node.as_str())
+                .collect::<Vec<_>>(),
+            ["a", "b"]
+        );
+        assert_eq!(
+            (all.is_good(), all.problems()),
+            (false, vec!["a rail 1: b silent".to_owned()])
+        );
         assert_eq!(all.leaves()[&("leaf-r1", "leaf-r1")], (2, 1));
         let mut without = node("b", "a", &["reached", "reached"]);
-        without["rails"][1] = json!({"rail": 1, "pf": "p", "state": "in-use", "why": "w", "problems": []});
+        without["rails"][1] =
+            json!({"rail": 1, "pf": "p", "state": "in-use", "why": "w", "problems": []});
         let all = matrix(&[without, both[1].clone()], &[]).unwrap();
         assert_eq!((all.is_good(), all.problems().len()), (true, 0), "{all:?}");
         assert_eq!(all.nodes[0].rails[1].state(), "fine");
@@ -403,7 +557,10 @@ mod tests {
             json!([{"step": "gateway", "text": "g"}, {"step": "peer", "text": "p"}]);
         let all = matrix(&[own], &["a", "c"]).unwrap();
         let told = all.problems();
-        assert!(told.len() == 2 && told[0].starts_with("c: ") && told[1] == "a rail 1: g", "{told:?}");
+        assert!(
+            told.len() == 2 && told[0].starts_with("c: ") && told[1] == "a rail 1: g",
+            "{told:?}"
+        );
         golden::says("railctl", "preflight: a node without a report", &told[0]);
         assert!(matrix(&[both[0].clone(), both[0].clone()], &[]).is_err());
         assert!(matrix(&[], &[]).is_err());
@@ -413,7 +570,13 @@ mod tests {
     fn the_page_of_512_nodes_is_small_and_shows_text_as_text() {
         const HOSTILE: &str = "<script>alert(1)</script>\"'";
         let mut nodes: Vec<_> = (0..511)
-            .map(|n| node(&format!("n{n}"), &format!("n{}", (n + 1) % 512), &["reached"; 8]))
+            .map(|n| {
+                node(
+                    &format!("n{n}"),
+                    &format!("n{}", (n + 1) % 512),
+                    &["reached"; 8],
+                )
+            })
             .collect();
         let mut states = ["reached"; 8];
         states[3] = "too-large";

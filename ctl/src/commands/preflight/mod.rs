@@ -1,4 +1,5 @@
-//! `railctl preflight`: takes a free VF of each rail as a pod would, tries what a job needs, and gives everything back.
+//! `railctl preflight`: takes a free VF of each rail as a pod would, tries what a job needs, and
+//! gives everything back.
 
 mod bandwidth;
 mod ending;
@@ -51,17 +52,19 @@ pub struct PreflightArgs {
     /// Addresses of rails in pods of other nodes, to ping from the same rail here
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
     peer: Vec<IpAddr>,
-    /// Plan of the whole fabric (`railctl plan --to csv`; - reads stdin): also test against the rails of its other nodes,
-    /// which run preflight at the same time
+    /// Plan of the whole fabric (`railctl plan --to csv`; - reads stdin): also test against the
+    /// rails of its other nodes, which run preflight at the same time
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
-    /// Measure RDMA write bandwidth to a peer of the same rail by perftest's ib_write_bw, as preflight on the peer does
+    /// Measure RDMA write bandwidth to a peer of the same rail by perftest's ib_write_bw, as
+    /// preflight on the peer does
     #[arg(long, requires_all = ["plan", "seconds"])]
     bandwidth: bool,
     /// Keep the rails attached this long, and keep asking silent peers
     #[arg(long = "for", value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=3600))]
     seconds: u32,
-    /// Test nothing, but merge the nodes' reports (`--output json`) from this directory, a file per node
+    /// Test nothing, but merge the nodes' reports (`--output json`) from this directory, a file per
+    /// node
     #[arg(long, value_name = "DIR", conflicts_with_all = ["peer", "seconds", "all", "plugins_dir", "bandwidth"])]
     merge: Option<PathBuf>,
     /// With --merge, print a page for a browser
@@ -151,7 +154,11 @@ struct Problem {
 
 impl Problem {
     fn new(step: &'static str, text: String) -> Problem {
-        Problem { step, code: None, text }
+        Problem {
+            step,
+            code: None,
+            text,
+        }
     }
 }
 
@@ -159,7 +166,10 @@ impl Problem {
 pub fn preflight(node: &Node, args: &PreflightArgs, output: Output) -> Result<ExitCode> {
     node.check_place(None)?;
     if node.rails.is_empty() {
-        return Err(failure!(InvalidConfig, "this node has no rails: list them in node.json"));
+        return Err(failure!(
+            InvalidConfig,
+            "this node has no rails: list them in node.json"
+        ));
     }
     let peers = peers(&args.peer, &store::allocations(node))?;
     let fabric = args.plan.as_deref().map(Fabric::read).transpose()?;
@@ -170,7 +180,11 @@ pub fn preflight(node: &Node, args: &PreflightArgs, output: Output) -> Result<Ex
     let inventory = Inventory::take(node)?;
     let mut pod = Pod::new(node, &args.plugins_dir)?;
     let mut all = Vec::new();
-    for (rail, number) in inventory.rails.iter().filter_map(|rail| Some((rail, rail.rail?))) {
+    for (rail, number) in inventory
+        .rails
+        .iter()
+        .filter_map(|rail| Some((rail, rail.rail?)))
+    {
         if !ending.is_near() {
             let ifname = format!("net{}", all.len() + 1);
             let outcome = attach((rail, number), &ifname, &inventory, node, &mut pod)?;
@@ -192,12 +206,20 @@ pub fn preflight(node: &Node, args: &PreflightArgs, output: Output) -> Result<Ex
         true => bandwidth::of_pod(&Inventory::take(node)?, pod.container()),
         false => BTreeMap::new(),
     };
-    let asking = Asking { peers: &peers, fabric: fabric.as_ref(), node, ending: &ending, until, measures };
+    let asking = Asking {
+        peers: &peers,
+        fabric: fabric.as_ref(),
+        node,
+        ending: &ending,
+        until,
+        measures,
+    };
     try_all(&mut all, &pod, &asking)?;
     let who = ending.wanted();
     for (ifname, why) in pod.give_back() {
         let of = all.iter_mut().find(|tried| tried.ifname == ifname);
-        of.into_iter().for_each(|tried| tried.problems.push(Problem::new("del", why.clone())));
+        of.into_iter()
+            .for_each(|tried| tried.problems.push(Problem::new("del", why.clone())));
     }
     match who {
         Some(who) => all.iter_mut().for_each(|tried| tried.yield_to(&who)),
@@ -212,7 +234,11 @@ pub fn preflight(node: &Node, args: &PreflightArgs, output: Output) -> Result<Ex
         State::Wrong => false,
         State::InUse | State::NoPool => !args.all,
     };
-    Ok(if all.iter().all(is_good) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if all.iter().all(is_good) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 fn print(all: &[Tried<'_>], node: &Node, output: Output) -> Result<()> {
@@ -228,18 +254,31 @@ fn print(all: &[Tried<'_>], node: &Node, output: Output) -> Result<()> {
 /// What all nodes said, in one: it needs no node.json, and changes nothing.
 pub fn merge(args: &PreflightArgs, output: Output) -> Option<Result<ExitCode>> {
     let folder = args.merge.as_deref()?;
-    Some(matrix::merge(folder, args.plan.as_deref(), args.html, output))
+    Some(matrix::merge(
+        folder,
+        args.plan.as_deref(),
+        args.html,
+        output,
+    ))
 }
 
 /// The peers of each rail: those that its routes lead to more narrowly than those of other rails.
-fn peers(asked: &[IpAddr], pools: &[(String, Allocation)]) -> Result<BTreeMap<u8, BTreeSet<IpAddr>>> {
+fn peers(
+    asked: &[IpAddr],
+    pools: &[(String, Allocation)],
+) -> Result<BTreeMap<u8, BTreeSet<IpAddr>>> {
     let mut peers: BTreeMap<u8, BTreeSet<IpAddr>> = BTreeMap::new();
     for peer in asked {
         let mut nearest: Option<(u8, BTreeSet<u8>)> = None;
         for (pool, one) in pools {
-            let Some(rail) = one.rail.or_else(|| rail_in(pool)) else { continue };
+            let Some(rail) = one.rail.or_else(|| rail_in(pool)) else {
+                continue;
+            };
             let routes = one.routes.iter().map(|to| to.dst).chain([one.prefix]);
-            let Some(length) = routes.filter(|net| net.contains(peer)).map(|net| net.prefix_len()).max()
+            let Some(length) = routes
+                .filter(|net| net.contains(peer))
+                .map(|net| net.prefix_len())
+                .max()
             else {
                 continue;
             };
@@ -250,7 +289,10 @@ fn peers(asked: &[IpAddr], pools: &[(String, Allocation)]) -> Result<BTreeMap<u8
             }
         }
         let (_, rails) = nearest.with_context(|| {
-            failure!(InvalidConfig, "--peer {peer}: no rail of this node has a route to it")
+            failure!(
+                InvalidConfig,
+                "--peer {peer}: no rail of this node has a route to it"
+            )
         })?;
         for rail in rails {
             peers.entry(rail).or_default().insert(*peer);
@@ -292,7 +334,11 @@ fn attach(
         // A pod may have been faster.
         Err(refusal) => match leased(number, node) {
             Some(who) => Outcome::Untried(State::InUse, who),
-            None => Outcome::Refused(Problem { step: "add", code: Some(refusal.code), text: refusal.msg }),
+            None => Outcome::Refused(Problem {
+                step: "add",
+                code: Some(refusal.code),
+                text: refusal.msg,
+            }),
         },
     })
 }
@@ -300,8 +346,15 @@ fn attach(
 impl Tried<'_> {
     /// Of the PF and the device in the pod, as far as the host sees them.
     fn rdma_counted(&self) -> RdmaCounters {
-        let Outcome::Attached(interface) = &self.outcome else { return RdmaCounters::new() };
-        let vfs = self.rail.vfs.iter().map(|vf| &vf.function).filter(|vf| vf.id == interface.device);
+        let Outcome::Attached(interface) = &self.outcome else {
+            return RdmaCounters::new();
+        };
+        let vfs = self
+            .rail
+            .vfs
+            .iter()
+            .map(|vf| &vf.function)
+            .filter(|vf| vf.id == interface.device);
         let mut counters = RdmaCounters::new();
         for (name, more) in self.rail.function.iter().chain(vfs).flat_map(rdma_counted) {
             *counters.entry(name).or_default() += more;
@@ -311,7 +364,9 @@ impl Tried<'_> {
 
     /// What the rail does in the pod. The calling thread is in its namespace.
     fn check(&mut self, asking: &Asking<'_>) -> Result<()> {
-        let Outcome::Attached(interface) = &mut self.outcome else { return Ok(()) };
+        let Outcome::Attached(interface) = &mut self.outcome else {
+            return Ok(());
+        };
         let mut socket = Socket::open()?;
         let link = link::by_name(&mut socket, &self.ifname)?;
         let Some(link) = link.filter(|link| link.carrier) else {
@@ -341,15 +396,27 @@ impl Tried<'_> {
 
     fn ask_leaf_and_peers(&mut self, ip: &Ip, mtu: u32, asking: &Asking<'_>) {
         let own = ip.address.addr();
-        let leaf = ip.gateway.and_then(|to| store::peer_of(asking.node, to, &[ip.address]));
+        let leaf = ip
+            .gateway
+            .and_then(|to| store::peer_of(asking.node, to, &[ip.address]));
         let gateway = ip.gateway.map(|to| (to, End::Gateway(leaf)));
         let peers = asking.peers.get(&self.number).into_iter().flatten();
         let of_family = peers.filter(|to| to.is_ipv4() == own.is_ipv4());
-        for (to, end) in gateway.into_iter().chain(of_family.map(|to| (*to, End::Peer(String::new())))) {
+        for (to, end) in gateway
+            .into_iter()
+            .chain(of_family.map(|to| (*to, End::Peer(String::new()))))
+        {
             // Of an unnumbered link, the gateway may be a link-local one.
             let is_other = to.is_ipv4() != own.is_ipv4();
-            let address = if is_other { Ipv6Addr::UNSPECIFIED.into() } else { own };
-            let from = From { ifname: &self.ifname, address };
+            let address = if is_other {
+                Ipv6Addr::UNSPECIFIED.into()
+            } else {
+                own
+            };
+            let from = From {
+                ifname: &self.ifname,
+                address,
+            };
             self.problems.extend(end.ask(&from, to, mtu, asking.ending));
         }
     }
@@ -359,18 +426,28 @@ impl Tried<'_> {
         let own = ip.address.addr();
         let Some(fabric) = asking.fabric else { return };
         let Some(peers) = fabric.peers(own) else {
-            let text = format!("the plan of --plan does not have {own}: it is another one than the node's");
+            let text = format!(
+                "the plan of --plan does not have {own}: it is another one than the node's"
+            );
             return self.problems.push(Problem::new("plan", text));
         };
         self.leaf = fabric.leaf(own).map(str::to_owned);
-        let from = From { ifname: &self.ifname, address: own };
+        let from = From {
+            ifname: &self.ifname,
+            address: own,
+        };
         let ask = |peer: &Peer| {
-            let leaf = peer.leaf.as_ref().map(|leaf| format!(", {leaf}")).unwrap_or_default();
+            let leaf = peer
+                .leaf
+                .as_ref()
+                .map(|leaf| format!(", {leaf}"))
+                .unwrap_or_default();
             let who = format!(" (rail {} of {}{leaf})", peer.rail, peer.node);
             End::Peer(who).ask(&from, peer.address, mtu, asking.ending)
         };
         let mut asked: Vec<_> = peers.into_iter().map(|peer| (ask(&peer), peer)).collect();
-        let is_silent = |problem: &Option<Problem>| problem.as_ref().is_some_and(|one| one.step == "peer");
+        let is_silent =
+            |problem: &Option<Problem>| problem.as_ref().is_some_and(|one| one.step == "peer");
         while Instant::now() < asking.until
             && !asking.ending.is_near()
             && asked.iter().any(|(problem, _)| is_silent(problem))
@@ -380,17 +457,28 @@ impl Tried<'_> {
                 *problem = ask(peer);
             }
         }
-        self.asked.extend(asked.into_iter().map(|(problem, peer)| (peer, problem)));
+        self.asked
+            .extend(asked.into_iter().map(|(problem, peer)| (peer, problem)));
     }
 
     /// Writes to the nearest peer of the same rail. Each rail is the nearest one of one other.
     fn measure(&mut self, asking: &Asking<'_>) {
-        let Some(measure) = asking.measures.get(&self.ifname) else { return };
+        let Some(measure) = asking.measures.get(&self.ifname) else {
+            return;
+        };
         let is_meant = |peer: &&(Peer, Option<Problem>)| {
             peer.0.rail == self.number && peer.0.address.is_ipv4() == measure.address().is_ipv4()
         };
-        let peer = self.asked.iter().find(is_meant).map(|(peer, _)| peer.clone());
-        let measured = measure.run(peer.as_ref().map(|peer| peer.address), asking.ending, asking.until);
+        let peer = self
+            .asked
+            .iter()
+            .find(is_meant)
+            .map(|(peer, _)| peer.clone());
+        let measured = measure.run(
+            peer.as_ref().map(|peer| peer.address),
+            asking.ending,
+            asking.until,
+        );
         match (peer, measured) {
             (Some(peer), Some(Ok(gbits))) => self.bandwidth = Some((peer.node, gbits)),
             (Some(peer), Some(Err(why))) => {
@@ -407,7 +495,8 @@ impl Tried<'_> {
     /// A pod wanted a rail before everything was tried.
     fn yield_to(&mut self, who: &str) {
         if let Outcome::Attached(_) = self.outcome {
-            self.outcome = Outcome::Untried(State::InUse, format!("returned at once, because {who}"));
+            self.outcome =
+                Outcome::Untried(State::InUse, format!("returned at once, because {who}"));
             self.asked.clear();
             self.bandwidth = None;
             // What a rail owes to its host is wrong whoever came.
@@ -420,7 +509,10 @@ impl Tried<'_> {
             Outcome::Refused(problem) => Some(problem),
             Outcome::Untried(..) | Outcome::Attached(_) => None,
         };
-        let of_peers = self.asked.iter().filter_map(|(_, problem)| problem.as_ref());
+        let of_peers = self
+            .asked
+            .iter()
+            .filter_map(|(_, problem)| problem.as_ref());
         refused.into_iter().chain(&self.problems).chain(of_peers)
     }
 
@@ -447,12 +539,24 @@ impl End {
         let size = |bytes: u32| usize::try_from(bytes).unwrap_or(usize::MAX);
         let error = ping(from, to, size(mtu), ending).err()?;
         let (step, who, port, remedy) = match self {
-            End::Gateway(Some(leaf)) => ("gateway", format!("gateway {to} ({leaf})"), LEAF_PORT, LET_ANSWER),
+            End::Gateway(Some(leaf)) => (
+                "gateway",
+                format!("gateway {to} ({leaf})"),
+                LEAF_PORT,
+                LET_ANSWER,
+            ),
             End::Gateway(None) => ("gateway", format!("gateway {to}"), LEAF_PORT, LET_ANSWER),
-            End::Peer(who) => ("peer", format!("peer {to}{who}"), "every port on the path", LOOK_FOR_PEER),
+            End::Peer(who) => (
+                "peer",
+                format!("peer {to}{who}"),
+                "every port on the path",
+                LOOK_FOR_PEER,
+            ),
         };
         let small = mtu.min(SMALL);
-        let is_whole = again(small, mtu, |bytes| ping(from, to, size(bytes), ending).is_ok());
+        let is_whole = again(small, mtu, |bytes| {
+            ping(from, to, size(bytes), ending).is_ok()
+        });
         if is_whole == Some(true) {
             return None;
         }
@@ -464,14 +568,19 @@ impl End {
             Problem::new("mtu", text)
         } else {
             let is_silent = error.kind() == io::ErrorKind::WouldBlock;
-            let how = if is_silent { String::new() } else { format!(" ({error})") };
+            let how = if is_silent {
+                String::new()
+            } else {
+                format!(" ({error})")
+            };
             Problem::new(step, format!("{who} does not answer ping{how}: {remedy}"))
         })
     }
 }
 
-/// Whether the way lets packets of the MTU pass, after one did not; `None` where not even small ones do. A peer holds its rail
-/// for a while only, and may come or go between two questions: that is no wrong MTU.
+/// Whether the way lets packets of the MTU pass, after one did not; `None` where not even small
+/// ones do. A peer holds its rail for a while only, and may come or go between two questions: that
+/// is no wrong MTU.
 fn again(small: u32, mtu: u32, mut passes: impl FnMut(u32) -> bool) -> Option<bool> {
     if !passes(small) {
         return None;
@@ -484,7 +593,11 @@ fn again(small: u32, mtu: u32, mut passes: impl FnMut(u32) -> bool) -> Option<bo
 
 /// The first VF that a pod could get; the PF itself, where pods get PFs.
 fn free_device(rail: &Rail, inventory: &Inventory, node: &Node) -> Result<String, Outcome> {
-    let mut devices: Vec<_> = rail.vfs.iter().map(|vf| (&vf.function, vf.link.is_some())).collect();
+    let mut devices: Vec<_> = rail
+        .vfs
+        .iter()
+        .map(|vf| (&vf.function, vf.link.is_some()))
+        .collect();
     if inventory.is_pf_mode(node) {
         devices.extend(rail.function.as_ref().map(|pf| (pf, rail.link.is_some())));
     }
@@ -493,18 +606,28 @@ fn free_device(rail: &Rail, inventory: &Inventory, node: &Node) -> Result<String
         Some(attached) => !attached.is_left_over(),
         None => inventory.is_held(device),
     };
-    if let Some((device, _)) = devices.iter().find(|(device, is_here)| *is_here && !is_held(device)) {
+    if let Some((device, _)) = devices
+        .iter()
+        .find(|(device, is_here)| *is_here && !is_held(device))
+    {
         return Ok(device.id.clone());
     }
     Err(match devices.iter().find(|(device, _)| is_held(device)) {
         Some((device, _)) => {
-            let who = inventory.holder(device).map(|of| of.record.owner.describe());
+            let who = inventory
+                .holder(device)
+                .map(|of| of.record.owner.describe());
             let who = who.unwrap_or_else(|| "a resource claim".to_owned());
-            Outcome::Untried(State::InUse, format!("{} belongs to {who}, and no other is free", device.id))
+            Outcome::Untried(
+                State::InUse,
+                format!("{} belongs to {who}, and no other is free", device.id),
+            )
         }
         None => {
-            let text =
-                format!("{} has no VF with a netdev that a pod could get: see `railctl doctor`", rail.pf());
+            let text = format!(
+                "{} has no VF with a netdev that a pod could get: see `railctl doctor`",
+                rail.pf()
+            );
             Outcome::Refused(Problem::new("device", text))
         }
     })
@@ -514,7 +637,9 @@ fn free_device(rail: &Rail, inventory: &Inventory, node: &Node) -> Result<String
 fn leased(rail: u8, node: &Node) -> Option<String> {
     let name = node_name(node).ok()?;
     for (pool, allocation) in store::of_rail(node, &name, rail.into()).unwrap_or_default() {
-        let Some(folder) = Folder::existing(node, &name, &pool).ok().flatten() else { continue };
+        let Some(folder) = Folder::existing(node, &name, &pool).ok().flatten() else {
+            continue;
+        };
         let mut held = BTreeMap::new();
         for entry in folder.entries().unwrap_or_default() {
             if let Ok(Some((Ok(lease), leases::State::Live | leases::State::Unknown(_)))) =
@@ -523,8 +648,14 @@ fn leased(rail: u8, node: &Node) -> Option<String> {
                 held.insert(entry.address, lease.holder.to_string());
             }
         }
-        if allocation.first_free(|address| held.contains_key(&address)).is_none() {
-            return held.into_iter().map(|(address, who)| format!("{who} has {address}")).next();
+        if allocation
+            .first_free(|address| held.contains_key(&address))
+            .is_none()
+        {
+            return held
+                .into_iter()
+                .map(|(address, who)| format!("{who} has {address}"))
+                .next();
         }
     }
     None
@@ -541,9 +672,14 @@ fn try_all(all: &mut [Tried<'_>], pod: &Pod, asking: &Asking<'_>) -> Result<()> 
     pod.netns()?.run(|| {
         ping::permit()?;
         thread::scope(|scope| {
-            let threads: Vec<_> = all.iter_mut().map(|tried| scope.spawn(|| tried.check(asking))).collect();
+            let threads: Vec<_> = all
+                .iter_mut()
+                .map(|tried| scope.spawn(|| tried.check(asking)))
+                .collect();
             let panicked = |_| Err(failure!(Internal, "a thread panicked: please report it"));
-            threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(panicked))
+            threads
+                .into_iter()
+                .try_for_each(|thread| thread.join().unwrap_or_else(panicked))
         })
     })?;
     for (tried, (of_pf, of_rdma)) in all.iter_mut().zip(before) {
@@ -557,7 +693,10 @@ fn try_all(all: &mut [Tried<'_>], pod: &Pod, asking: &Asking<'_>) -> Result<()> 
 }
 
 /// By how much the counters rose that did.
-fn risen<Name: Ord>(before: &BTreeMap<Name, u64>, mut now: BTreeMap<Name, u64>) -> BTreeMap<Name, u64> {
+fn risen<Name: Ord>(
+    before: &BTreeMap<Name, u64>,
+    mut now: BTreeMap<Name, u64>,
+) -> BTreeMap<Name, u64> {
     for (name, value) in &mut now {
         *value = value.saturating_sub(before.get(name).copied().unwrap_or_default());
     }
@@ -575,13 +714,18 @@ fn table(all: &[Tried<'_>]) -> String {
         cells.push(tried.state().word().to_owned());
         cells
     });
-    let mut text = output::table(&["RAIL", "PF", "DEVICE", "ADDRESS", "MTU", "COUNTED", "STATE"], rows);
+    let mut text = output::table(
+        &["RAIL", "PF", "DEVICE", "ADDRESS", "MTU", "COUNTED", "STATE"],
+        rows,
+    );
     let of = |tried: &Tried<'_>| {
         let untried = match &tried.outcome {
             Outcome::Untried(_, why) => Some(why.clone()),
             Outcome::Refused(_) | Outcome::Attached(_) => None,
         };
-        let texts = untried.into_iter().chain(tried.problems().map(|one| one.text.clone()));
+        let texts = untried
+            .into_iter()
+            .chain(tried.problems().map(|one| one.text.clone()));
         texts
             .map(|text| output::printable(&format!("rail {}: {text}", tried.number)) + "\n")
             .collect::<String>()
@@ -600,15 +744,24 @@ impl Interface {
         let [pf, own] = &self.counted;
         let of_pf = pf.iter().map(|(name, more)| format!("PF {name} +{more}"));
         let own = own.iter().map(|(name, more)| format!("{name} +{more}"));
-        let rdma = self.rdma.iter().map(|(name, more)| format!("RDMA {name} +{more}"));
+        let rdma = self
+            .rdma
+            .iter()
+            .map(|(name, more)| format!("RDMA {name} +{more}"));
         let counted: Vec<_> = of_pf.chain(own).chain(rdma).collect();
         let mtu = self.mtu.map(|mtu| mtu.to_string()).unwrap_or_default();
-        [self.device.clone(), addresses.join(" "), mtu, counted.join(", ")]
+        [
+            self.device.clone(),
+            addresses.join(" "),
+            mtu,
+            counted.join(", "),
+        ]
     }
 }
 
 impl Tried<'_> {
-    /// The help of the verb lists these keys: new keys may be added, but none may change its meaning.
+    /// The help of the verb lists these keys: new keys may be added, but none may change its
+    /// meaning.
     fn json(&self) -> Value {
         let problem = |one: &Problem| json!({"step": one.step, "code": one.code, "text": one.text});
         let mut json = json!({"rail": self.number, "pf": self.rail.pf(), "state": self.state().word(),
@@ -623,8 +776,11 @@ impl Tried<'_> {
                 json["mtu"] = json!(of.mtu);
                 json["counted"] = json!({"pf": pf, "device": own, "rdma": of.rdma});
                 json["leaf"] = json!(self.leaf);
-                json["bandwidth"] =
-                    json!(self.bandwidth.as_ref().map(|(node, gbits)| json!({"node": node, "gbits": gbits})));
+                json["bandwidth"] = json!(
+                    self.bandwidth
+                        .as_ref()
+                        .map(|(node, gbits)| json!({"node": node, "gbits": gbits}))
+                );
                 let asked = self.asked.iter().map(|(peer, problem)| {
                     let state = matrix::Answer::of(problem.as_ref().map(|problem| problem.step));
                     json!({"node": peer.node, "rail": peer.rail, "address": peer.address,
@@ -646,8 +802,15 @@ mod tests {
     fn a_peer_is_of_the_rail_with_the_narrowest_route_and_of_all_if_they_are_alike() {
         let pool = |rail: u8| {
             let prefix = format!("172.{}.0.0/31", 16 + 2 * rail).parse().unwrap();
-            let routes = [format!("172.{}.0.0/15", 16 + 2 * rail), "172.16.0.0/12".to_owned()];
-            let routes = routes.map(|dst| To { dst: dst.parse().unwrap() }).to_vec();
+            let routes = [
+                format!("172.{}.0.0/15", 16 + 2 * rail),
+                "172.16.0.0/12".to_owned(),
+            ];
+            let routes = routes
+                .map(|dst| To {
+                    dst: dst.parse().unwrap(),
+                })
+                .to_vec();
             let one = Allocation {
                 version: 1,
                 prefix,

@@ -1,5 +1,6 @@
-//! Whom each rail asks, by the plan of the whole fabric: so few that every node asks as many, and so chosen that all nodes
-//! together use every leaf, its uplinks, and the ways from one rail to another.
+//! Whom each rail asks, by the plan of the whole fabric: so few that every node asks as many, and
+//! so chosen that all nodes together use every leaf, its uplinks, and the ways from one rail to
+//! another.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -67,7 +68,11 @@ impl Fabric {
         };
         done.with_context(|| failure!(InvalidConfig, "cannot read the plan {}", path.display()))?;
         Fabric::parse(&text).with_context(|| {
-            failure!(InvalidConfig, "{} is not what `railctl plan --to csv` prints", path.display())
+            failure!(
+                InvalidConfig,
+                "{} is not what `railctl plan --to csv` prints",
+                path.display()
+            )
         })
     }
 
@@ -83,21 +88,34 @@ impl Fabric {
     /// The nodes, each once, in the order of the plan.
     pub fn nodes(&self) -> Vec<&str> {
         let mut seen = BTreeSet::new();
-        self.0.iter().map(|row| row.node.as_str()).filter(|node| seen.insert(*node)).collect()
+        self.0
+            .iter()
+            .map(|row| row.node.as_str())
+            .filter(|node| seen.insert(*node))
+            .collect()
     }
 
     /// The leaf of an address.
     pub fn leaf(&self, own: IpAddr) -> Option<&str> {
-        self.0.iter().find(|row| row.address == own)?.leaf.as_deref()
+        self.0
+            .iter()
+            .find(|row| row.address == own)?
+            .leaf
+            .as_deref()
     }
 
-    /// Whom the rail with this address asks: the next node on its leaf, the one in its place on the next leaf of the rail, and
-    /// the next node's next rail. None if the plan does not have it.
+    /// Whom the rail with this address asks: the next node on its leaf, the one in its place on the
+    /// next leaf of the rail, and the next node's next rail. None if the plan does not have it.
     pub fn peers(&self, own: IpAddr) -> Option<Vec<Peer>> {
         let own = self.0.iter().find(|row| row.address == own)?;
-        let is_like = |row: &&Row| row.plane == own.plane && row.address.is_ipv4() == own.address.is_ipv4();
+        let is_like =
+            |row: &&Row| row.plane == own.plane && row.address.is_ipv4() == own.address.is_ipv4();
         let alike: Vec<&Row> = self.0.iter().filter(is_like).collect();
-        let of_rail: Vec<&Row> = alike.iter().copied().filter(|row| row.rail == own.rail).collect();
+        let of_rail: Vec<&Row> = alike
+            .iter()
+            .copied()
+            .filter(|row| row.rail == own.rail)
+            .collect();
         let mut leaves: BTreeMap<Option<&str>, Vec<&Row>> = BTreeMap::new();
         let mut order = Vec::new();
         for row in of_rail {
@@ -139,7 +157,10 @@ impl Fabric {
         let nodes = self.nodes();
         let at = nodes.iter().position(|node| *node == own.node)?;
         let next = nodes.get((at + 1) % nodes.len())?;
-        alike.iter().find(|row| row.rail == Some(*rail) && row.node == **next).copied()
+        alike
+            .iter()
+            .find(|row| row.rail == Some(*rail) && row.node == **next)
+            .copied()
     }
 }
 
@@ -153,10 +174,16 @@ mod tests {
             node: format!("node-{node}"),
             rail: Some(rail),
             plane: None,
-            address: format!("172.{}.{}.{}", 16 + 2 * rail, node / 128, node % 128 * 2).parse().unwrap(),
+            address: format!("172.{}.{}.{}", 16 + 2 * rail, node / 128, node % 128 * 2)
+                .parse()
+                .unwrap(),
             leaf: Some(format!("leaf-su{}-r{rail}", node / per_leaf)),
         };
-        Fabric((0..rails).flat_map(|rail| (0..nodes).map(move |node| row(rail, node))).collect())
+        Fabric(
+            (0..rails)
+                .flat_map(|rail| (0..nodes).map(move |node| row(rail, node)))
+                .collect(),
+        )
     }
 
     #[test]
@@ -182,13 +209,21 @@ mod tests {
         assert!(asked.len() == 96 * 8 && asked.values().all(|times| *times == 3));
         let of = |path| pairs.iter().filter(|(of, _, _)| *of == path).count();
         // 24 leaves, the next of each; the last node of a leaf crosses to the next SU.
-        assert_eq!((of(Way::Leaf), of(Way::Spine), of(Way::Cross)), (24, 24, 48));
-        assert!(pairs.iter().all(|(path, one, other)| (*path == Way::Leaf) == (one == other)));
+        assert_eq!(
+            (of(Way::Leaf), of(Way::Spine), of(Way::Cross)),
+            (24, 24, 48)
+        );
+        assert!(
+            pairs
+                .iter()
+                .all(|(path, one, other)| (*path == Way::Leaf) == (one == other))
+        );
     }
 
     #[test]
     fn small_and_odd_fabrics_have_fewer_peers_and_never_oneself() {
-        let of = |fabric: &Fabric, at: usize| fabric.peers(fabric.0[at].address).map(|all| all.len());
+        let of =
+            |fabric: &Fabric, at: usize| fabric.peers(fabric.0[at].address).map(|all| all.len());
         assert_eq!(of(&fabric(1, 8, 32), 0), Some(0));
         assert_eq!(of(&fabric(2, 1, 32), 0), Some(1));
         assert_eq!(of(&fabric(2, 2, 1), 0), Some(2));
@@ -206,9 +241,17 @@ mod tests {
             a,0,,rail-0,ipv4,172.16.0.0,172.16.0.1,172.16.0.0/31,eth_r0,leaf-su01-r1,swp1s0,9216\r\n\
             b,0,,rail-0,ipv4,172.16.0.2,172.16.0.3,172.16.0.2/31,,,,\r\n";
         let fabric = Fabric::parse(text).unwrap();
-        assert_eq!((fabric.nodes(), fabric.0[1].leaf.as_deref()), (vec!["a", "b"], None));
+        assert_eq!(
+            (fabric.nodes(), fabric.0[1].leaf.as_deref()),
+            (vec!["a", "b"], None)
+        );
         let header = text.lines().next().unwrap();
-        for bad in ["", header, "a,b\n1,2\n", &format!("{header}\na,x,,,,,,,,,,\n")] {
+        for bad in [
+            "",
+            header,
+            "a,b\n1,2\n",
+            &format!("{header}\na,x,,,,,,,,,,\n"),
+        ] {
             assert!(Fabric::parse(bad).is_err(), "{bad:?}");
         }
     }

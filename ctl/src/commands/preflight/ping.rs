@@ -31,14 +31,18 @@ pub struct From<'a> {
     pub address: IpAddr,
 }
 
-/// Lets this process use ICMP sockets in the namespace of this thread, where by default no group may.
+/// Lets this process use ICMP sockets in the namespace of this thread, where by default no group
+/// may.
 pub fn permit() -> Result<()> {
-    let (path, group) = ("/proc/sys/net/ipv4/ping_group_range", nix::unistd::getegid());
+    let (path, group) = (
+        "/proc/sys/net/ipv4/ping_group_range",
+        nix::unistd::getegid(),
+    );
     std::fs::write(path, format!("{group} {group}")).with_context(|| format!("cannot write {path}"))
 }
 
-/// Asks `to` with packets of `bytes`, IP header included. The error is that of the last try. Nobody is asked any more when the
-/// end is near.
+/// Asks `to` with packets of `bytes`, IP header included. The error is that of the last try. Nobody
+/// is asked any more when the end is near.
 pub fn ping(from: &From<'_>, to: IpAddr, bytes: usize, ending: &Ending) -> io::Result<()> {
     let mut last = Ok(());
     for _ in 0..TRIES {
@@ -57,7 +61,8 @@ pub fn ping(from: &From<'_>, to: IpAddr, bytes: usize, ending: &Ending) -> io::R
 
 fn try_ping(from: &From<'_>, to: IpAddr, bytes: usize) -> io::Result<()> {
     let socket = open(from)?;
-    // The kernel numbers the echoes, and computes checksums. A connected socket takes answers of this address alone.
+    // The kernel numbers the echoes, and computes checksums. A connected socket takes answers of
+    // this address alone.
     connect(&socket, &SocketAddr::new(to, 0))?;
     let (header, kind) = if to.is_ipv4() { (20, 8) } else { (40, 128) };
     let mut packet = vec![0; bytes.saturating_sub(header).max(8)];

@@ -1,4 +1,5 @@
-//! A hidden pod: a network namespace of this process, and the calls that a runtime would make for it.
+//! A hidden pod: a network namespace of this process, and the calls that a runtime would make for
+//! it.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -24,8 +25,9 @@ const PLUGIN: &str = "rail-cni";
 /// What ends a plugin by itself is its own time limit; this is for one that cannot even do that.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// The namespace, and the attachments in it. Dropping it gives everything back; if this process is killed, the namespace
-/// ends, and the next ADD of each device restores it, as after any pod without a DEL.
+/// The namespace, and the attachments in it. Dropping it gives everything back; if this process is
+/// killed, the namespace ends, and the next ADD of each device restores it, as after any pod
+/// without a DEL.
 #[derive(Debug)]
 pub struct Pod {
     /// It has no name: only this open file keeps it.
@@ -82,14 +84,16 @@ impl Pod {
         self.attached.push((ifname.to_owned(), network.clone()));
         Ok(match self.call("ADD", ifname, &network)? {
             Ok(answer) => {
-                let value = serde_json::from_slice(&answer).context("rail-cni printed no result")?;
+                let value =
+                    serde_json::from_slice(&answer).context("rail-cni printed no result")?;
                 Ok(AddResult::parse(&value, Version::V110)?)
             }
             Err(refusal) => Err(refusal),
         })
     }
 
-    /// Calls DEL for each ADD, the last one first, also for those that failed. Returns what went wrong, by interface.
+    /// Calls DEL for each ADD, the last one first, also for those that failed. Returns what went
+    /// wrong, by interface.
     pub fn give_back(&mut self) -> Vec<(String, String)> {
         let mut wrong = Vec::new();
         while let Some((ifname, network)) = self.attached.pop() {
@@ -105,20 +109,37 @@ impl Pod {
     fn call(&self, verb: &str, ifname: &str, network: &Value) -> Result<Answer<Vec<u8>>> {
         let program = self.plugins.join(PLUGIN);
         let mut command = Command::new(&program);
-        command.env("CNI_COMMAND", verb).env("CNI_CONTAINERID", &self.container).env("CNI_IFNAME", ifname);
-        command.env("CNI_NETNS", self.path()).env("CNI_PATH", &self.plugins).env_remove("CNI_ARGS");
-        // What it logs is in the log of node.json, and its error in its answer. A Ctrl-C is for this process alone.
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
-        let mut child = command.spawn().with_context(|| format!("cannot run {}", program.display()))?;
+        command
+            .env("CNI_COMMAND", verb)
+            .env("CNI_CONTAINERID", &self.container)
+            .env("CNI_IFNAME", ifname);
+        command
+            .env("CNI_NETNS", self.path())
+            .env("CNI_PATH", &self.plugins)
+            .env_remove("CNI_ARGS");
+        // What it logs is in the log of node.json, and its error in its answer. A Ctrl-C is for
+        // this process alone.
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .process_group(0);
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("cannot run {}", program.display()))?;
         // A configuration fits into the pipe, and a plugin may answer without reading it.
-        let _ = child.stdin.take().map(|mut pipe| pipe.write_all(network.to_string().as_bytes()));
-        let ended =
-            output_within(self.patience, child).with_context(|| format!("{} {verb}", program.display()))?;
+        let _ = child
+            .stdin
+            .take()
+            .map(|mut pipe| pipe.write_all(network.to_string().as_bytes()));
+        let ended = output_within(self.patience, child)
+            .with_context(|| format!("{} {verb}", program.display()))?;
         if ended.status.success() {
             return Ok(Ok(ended.stdout));
         }
         let refusal = serde_json::from_slice(&ended.stdout);
-        let refusal = refusal.with_context(|| format!("{verb}: {}, and no error object", ended.status))?;
+        let refusal =
+            refusal.with_context(|| format!("{verb}: {}, and no error object", ended.status))?;
         Ok(Err(refusal))
     }
 }
@@ -126,7 +147,10 @@ impl Pod {
 impl Drop for Pod {
     fn drop(&mut self) {
         for (ifname, why) in self.give_back() {
-            output::say(&format!("{ifname} of {} was not returned: {why}", self.container));
+            output::say(&format!(
+                "{ifname} of {} was not returned: {why}",
+                self.container
+            ));
         }
     }
 }

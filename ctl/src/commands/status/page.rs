@@ -3,7 +3,9 @@
 use std::time::SystemTime;
 
 use crate::commands::inventory::Inventory;
-use crate::commands::status::{ATTACHMENTS, NO_RAILS, RAILS, gid_indexes, json, rail_row, rdma_mode, row};
+use crate::commands::status::{
+    ATTACHMENTS, NO_RAILS, RAILS, gid_indexes, json, rail_row, rdma_mode, row,
+};
 use crate::html::{self, Script, escape, table};
 use crate::output;
 
@@ -29,9 +31,14 @@ pub fn page(node_name: &str, inventory: &Inventory, todo: &[String], now: System
         rdma_mode(inventory)
     );
     if todo.is_empty() {
-        body.push_str("<div class=\"todo done\"><p class=\"good\">There is nothing to do.</p></div>\n");
+        body.push_str(
+            "<div class=\"todo done\"><p class=\"good\">There is nothing to do.</p></div>\n",
+        );
     } else {
-        let lines: String = todo.iter().map(|line| format!("<li>{}</li>\n", escape(line))).collect();
+        let lines: String = todo
+            .iter()
+            .map(|line| format!("<li>{}</li>\n", escape(line)))
+            .collect();
         body.push_str(&format!(
             "<div class=\"todo\"><p class=\"bad\">What to do</p>\n<ul>\n{lines}</ul></div>\n"
         ));
@@ -40,14 +47,22 @@ pub fn page(node_name: &str, inventory: &Inventory, todo: &[String], now: System
     if inventory.rails.is_empty() {
         body.push_str(&format!("<p>{NO_RAILS}</p>\n"));
     } else {
-        let rows = inventory.rails.iter().map(|rail| rail_row(rail, inventory)).collect();
+        let rows = inventory
+            .rails
+            .iter()
+            .map(|rail| rail_row(rail, inventory))
+            .collect();
         body.push_str(&table(&RAILS, rows, class));
     }
     body.push_str("<h2>Pods</h2>\n");
     if inventory.attachments.is_empty() {
         body.push_str("<p>No pod has a rail.</p>\n");
     } else {
-        let rows = inventory.attachments.iter().map(|one| row(one, inventory, now)).collect();
+        let rows = inventory
+            .attachments
+            .iter()
+            .map(|one| row(one, inventory, now))
+            .collect();
         body.push_str(&table(&ATTACHMENTS, rows, class));
     }
     for line in gid_indexes(&inventory.attachments) {
@@ -84,16 +99,21 @@ mod tests {
 
     #[test]
     fn nothing_that_a_tenant_named_is_code() {
-        const HOSTILE: &str = "<img src=x onerror=alert(1)>\"</pre><script>alert(1)</script>\u{1b}[2J";
+        const HOSTILE: &str =
+            "<img src=x onerror=alert(1)>\"</pre><script>alert(1)</script>\u{1b}[2J";
         let template = include_str!("../../../../tests/netns/upgrade/record.json");
         let numbers = ["{dev}", "{ino}", "{created}", "{home}", "{index}"];
         let template = template.replace("{folder}", "[1, 2]");
-        let record = numbers.iter().fold(template, |text, name| text.replace(name, "1"));
-        let mut record: Value = serde_json::from_str(&record.replace("{phase}", "attached")).unwrap();
+        let record = numbers
+            .iter()
+            .fold(template, |text, name| text.replace(name, "1"));
+        let mut record: Value =
+            serde_json::from_str(&record.replace("{phase}", "attached")).unwrap();
         for key in ["pod", "network", "containerID", "ifname"] {
             record[key] = HOSTILE.into();
         }
-        record["gids"] = json!([{"device": HOSTILE, "port": 1, "index": 3, "address": "172.16.0.0"}]);
+        record["gids"] =
+            json!([{"device": HOSTILE, "port": 1, "index": 3, "address": "172.16.0.0"}]);
         let attached = Attached {
             record: rail_cni::attach::format::parse(record.to_string().as_bytes()).unwrap(),
             state: rail_cni::attach::state::State::Live(None),
@@ -112,13 +132,21 @@ mod tests {
             claimed: Default::default(),
             is_emptied: false,
         };
-        let text = page(HOSTILE, &inventory, &[HOSTILE.to_owned()], SystemTime::UNIX_EPOCH);
+        let text = page(
+            HOSTILE,
+            &inventory,
+            &[HOSTILE.to_owned()],
+            SystemTime::UNIX_EPOCH,
+        );
         for code in ["<script", "<img", "\u{1b}"] {
             assert!(!text.contains(code), "{code}: {text}");
         }
         assert_eq!(text.matches("</pre>").count(), 1);
         assert!(text.contains("NCCL_IB_GID_INDEX=3"), "{text}");
-        assert!(text.contains("1970-01-01T00:00:00Z, rail-cni ") && text.contains("<ul>"), "{text}");
+        assert!(
+            text.contains("1970-01-01T00:00:00Z, rail-cni ") && text.contains("<ul>"),
+            "{text}"
+        );
         let done = page("n", &inventory, &[], SystemTime::UNIX_EPOCH);
         assert!(!done.contains("<ul>"), "{done}");
     }

@@ -23,11 +23,26 @@ pub enum Change {
     /// The PF is down: its VFs have no carrier.
     Up,
     /// What the PF has set for a VF.
-    Setting { vf: String, number: u32, key: &'static str, from: VfState, to: VfState },
+    Setting {
+        vf: String,
+        number: u32,
+        key: &'static str,
+        from: VfState,
+        to: VfState,
+    },
     /// Who drives a VF.
-    Driver { vf: String, from: Option<String>, to: Driver },
-    /// A VF whose RDMA device has no node GUID gets one from its MAC when its driver is bound again.
-    NodeGuid { vf: String, number: u32, mac: String },
+    Driver {
+        vf: String,
+        from: Option<String>,
+        to: Driver,
+    },
+    /// A VF whose RDMA device has no node GUID gets one from its MAC when its driver is bound
+    /// again.
+    NodeGuid {
+        vf: String,
+        number: u32,
+        mac: String,
+    },
 }
 
 impl Change {
@@ -42,13 +57,18 @@ impl Change {
 
     /// Whether it is of the PF, and so of all VFs.
     pub fn is_of_pf(&self) -> bool {
-        matches!(self, Change::Number { .. } | Change::Mtu { .. } | Change::Up)
+        matches!(
+            self,
+            Change::Number { .. } | Change::Mtu { .. } | Change::Up
+        )
     }
 
     /// The VF that it changes.
     pub fn vf(&self) -> Option<&str> {
         match self {
-            Change::Setting { vf, .. } | Change::Driver { vf, .. } | Change::NodeGuid { vf, .. } => Some(vf),
+            Change::Setting { vf, .. }
+            | Change::Driver { vf, .. }
+            | Change::NodeGuid { vf, .. } => Some(vf),
             Change::Number { .. } | Change::Mtu { .. } | Change::Up => None,
         }
     }
@@ -65,9 +85,15 @@ impl Change {
                     Driver::Netdev => "netdev",
                     Driver::Vfio => VFIO,
                 };
-                ("driver", from.clone().unwrap_or_else(|| "none".to_owned()), to.to_owned())
+                (
+                    "driver",
+                    from.clone().unwrap_or_else(|| "none".to_owned()),
+                    to.to_owned(),
+                )
             }
-            Change::NodeGuid { mac, .. } => ("nodeGuid", "none".to_owned(), format!("of the MAC {mac}")),
+            Change::NodeGuid { mac, .. } => {
+                ("nodeGuid", "none".to_owned(), format!("of the MAC {mac}"))
+            }
         }
     }
 
@@ -104,7 +130,10 @@ pub fn differences(
     }
     let from = rail.function.as_ref().map_or(0, Function::vf_count);
     if from != u32::from(wanted.number) {
-        changes.push(Change::Number { from, to: wanted.number });
+        changes.push(Change::Number {
+            from,
+            to: wanted.number,
+        });
         return Ok(changes);
     }
     for vf in &rail.vfs {
@@ -115,9 +144,17 @@ pub fn differences(
     Ok(changes)
 }
 
-fn of_vf(vf: &Vf, pf: &Link, wanted: &Vfs, host: &mut Socket, changes: &mut Vec<Change>) -> Result<()> {
+fn of_vf(
+    vf: &Vf,
+    pf: &Link,
+    wanted: &Vfs,
+    host: &mut Socket,
+    changes: &mut Vec<Change>,
+) -> Result<()> {
     let Vf { function, link } = vf;
-    let Some(number) = function.vf_number() else { return Ok(()) };
+    let Some(number) = function.vf_number() else {
+        return Ok(());
+    };
     let settings = wanted.settings().settings();
     if !settings.is_empty() {
         let found = match vf::state(host, pf.index, number)? {
@@ -141,7 +178,13 @@ fn of_vf(vf: &Vf, pf: &Link, wanted: &Vfs, host: &mut Socket, changes: &mut Vec<
                 ));
             }
             if from != to {
-                changes.push(Change::Setting { vf: function.id.clone(), number, key, from, to });
+                changes.push(Change::Setting {
+                    vf: function.id.clone(),
+                    number,
+                    key,
+                    from,
+                    to,
+                });
             }
         }
     }
@@ -152,9 +195,17 @@ fn of_vf(vf: &Vf, pf: &Link, wanted: &Vfs, host: &mut Socket, changes: &mut Vec<
         Some(Driver::Netdev) => from.is_some() && !function.is_userspace(),
     };
     if let Some(to) = wanted.driver.filter(|_| !is_as_wanted) {
-        changes.push(Change::Driver { vf: function.id.clone(), from, to });
+        changes.push(Change::Driver {
+            vf: function.id.clone(),
+            from,
+            to,
+        });
     } else if let Some(link) = link.as_ref().filter(|_| function.lacks_node_guid()) {
-        changes.push(Change::NodeGuid { vf: function.id.clone(), number, mac: link.mac.clone() });
+        changes.push(Change::NodeGuid {
+            vf: function.id.clone(),
+            number,
+            mac: link.mac.clone(),
+        });
     }
     Ok(())
 }

@@ -36,7 +36,10 @@ pub fn make(row: usize, wanted: &Vfs, node: &Node, args: &VfsArgs) -> (State, Ve
             Err(error) => return (State::Failed(format!("{error:#}")), made),
         }
     }
-    (State::Failed("it changed, but is not as wanted: run `railctl vfs --check`".to_owned()), made)
+    (
+        State::Failed("it changed, but is not as wanted: run `railctl vfs --check`".to_owned()),
+        made,
+    )
 }
 
 /// What is left after a round.
@@ -46,7 +49,13 @@ enum Left {
     Stopped(State, Vec<Change>),
 }
 
-fn round(row: usize, wanted: &Vfs, node: &Node, args: &VfsArgs, made: &mut Vec<Change>) -> Result<Left> {
+fn round(
+    row: usize,
+    wanted: &Vfs,
+    node: &Node,
+    args: &VfsArgs,
+    made: &mut Vec<Change>,
+) -> Result<Left> {
     let records = Records::open(node)?;
     let inventory = Inventory::take(node)?;
     let rail = inventory.rails.get(row).context("node.json has changed")?;
@@ -80,7 +89,10 @@ fn lock(rail: &Rail, records: &Records) -> Result<Result<Vec<DeviceLock>, Refusa
     let vfs = rail.vfs.iter().map(|vf| &vf.function);
     for function in rail.function.iter().chain(vfs) {
         let Some(lock) = records.locks.try_device(&function.id)? else {
-            let text = format!("an ADD or DEL of {} is running: try again when it has ended", function.id);
+            let text = format!(
+                "an ADD or DEL of {} is running: try again when it has ended",
+                function.id
+            );
             return Ok(Err(Refusal::new("in-use", text)));
         };
         locks.push(lock);
@@ -91,10 +103,15 @@ fn lock(rail: &Rail, records: &Records) -> Result<Result<Vec<DeviceLock>, Refusa
 fn apply(change: &Change, rail: &Rail, node: &Node) -> Result<()> {
     let mut host = Socket::open()?;
     let pf = rail.link.as_ref().context("the PF has no netdev")?;
-    let function = rail.function.as_ref().context("the PF is not a PCI function")?;
+    let function = rail
+        .function
+        .as_ref()
+        .context("the PF is not a PCI function")?;
     let vf_of = |id: &str| {
-        let found =
-            DeviceId::parse(id).map(|id| Function::find(&node.sysfs_root, &id)).transpose()?.flatten();
+        let found = DeviceId::parse(id)
+            .map(|id| Function::find(&node.sysfs_root, &id))
+            .transpose()?
+            .flatten();
         found.with_context(|| format!("the VF {id} is gone"))
     };
     match change {
@@ -109,10 +126,15 @@ fn apply(change: &Change, rail: &Rail, node: &Node) -> Result<()> {
         Change::Setting { number, to, .. } => vf::set(&mut host, pf.index, &pf.name, *number, to),
         Change::Driver { vf, to, .. } => drive(&vf_of(vf)?, *to),
         Change::NodeGuid { vf, number, mac } => {
-            let mac = VfState { mac: Some(mac.clone()), ..VfState::default() };
+            let mac = VfState {
+                mac: Some(mac.clone()),
+                ..VfState::default()
+            };
             vf::set(&mut host, pf.index, &pf.name, *number, &mac)?;
             let vf = vf_of(vf)?;
-            let driver = vf.driver().with_context(|| format!("{} has no driver", vf.id))?;
+            let driver = vf
+                .driver()
+                .with_context(|| format!("{} has no driver", vf.id))?;
             vf.unbind()?;
             vf.bind(&driver)?;
             await_netdev(&vf, Instant::now() + PATIENCE)
@@ -143,7 +165,12 @@ fn await_netdevs(pf: &Function, number: u16, node: &Node) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     let found = pf.vfs()?;
     if found.len() != usize::from(number) {
-        return Err(failure!(Io, "{} has {} VFs after {number} were made", pf.id, found.len()));
+        return Err(failure!(
+            Io,
+            "{} has {} VFs after {number} were made",
+            pf.id,
+            found.len()
+        ));
     }
     if !pf.binds_vfs() {
         return Ok(());

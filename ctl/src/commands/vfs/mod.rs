@@ -76,7 +76,10 @@ impl State {
 pub fn vfs(node: &Node, args: &VfsArgs, output: Output) -> Result<ExitCode> {
     node.check_place(None)?;
     if !node.has_vfs_to_make() {
-        return Err(failure!(InvalidConfig, "node.json asks for no VFs: give it the key `vfs`"));
+        return Err(failure!(
+            InvalidConfig,
+            "node.json asks for no VFs: give it the key `vfs`"
+        ));
     }
     let inventory = Inventory::take(node)?;
     let mut outcomes: Vec<Outcome> = Vec::new();
@@ -98,13 +101,17 @@ pub fn vfs(node: &Node, args: &VfsArgs, output: Output) -> Result<ExitCode> {
         }
     }
     output::print(&match output {
-        Output::Json => {
-            output::pretty(&json!({ "pfs": outcomes.iter().map(Outcome::json).collect::<Vec<_>>() }))
-        }
+        Output::Json => output::pretty(
+            &json!({ "pfs": outcomes.iter().map(Outcome::json).collect::<Vec<_>>() }),
+        ),
         Output::Table => table(&outcomes),
     })?;
     let is_good = |one: &Outcome| matches!(one.state, State::AsWanted | State::Changed);
-    Ok(if outcomes.iter().all(is_good) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if outcomes.iter().all(is_good) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Compares the PF of a row of node.json, and changes what differs.
@@ -118,17 +125,30 @@ fn bring(row: usize, wanted: &Vfs, node: &Node, args: &VfsArgs) -> (State, Vec<C
 }
 
 /// What differs on the PF of a row. Fails if it may not be changed.
-fn look(row: usize, wanted: &Vfs, node: &Node, args: &VfsArgs) -> Result<Vec<Change>, (State, Vec<Change>)> {
+fn look(
+    row: usize,
+    wanted: &Vfs,
+    node: &Node,
+    args: &VfsArgs,
+) -> Result<Vec<Change>, (State, Vec<Change>)> {
     let failed = |error: anyhow::Error| (State::Failed(format!("{error:#}")), Vec::new());
     let inventory = Inventory::take(node).map_err(failed)?;
     let mut host = Socket::open().map_err(failed)?;
-    let rail = inventory.rails.get(row).ok_or_else(|| (State::Differs, Vec::new()))?;
+    let rail = inventory
+        .rails
+        .get(row)
+        .ok_or_else(|| (State::Differs, Vec::new()))?;
     let pf = netdev(rail, &inventory).map_err(|refusal| (State::Refused(refusal), Vec::new()))?;
     let changes = differences((rail, pf), wanted, &inventory, &mut host).map_err(failed)?;
     if changes.is_empty() {
         return Ok(changes);
     }
-    let mut judge = Judge { node, inventory: &inventory, host: &mut host, is_undrained: args.undrained };
+    let mut judge = Judge {
+        node,
+        inventory: &inventory,
+        host: &mut host,
+        is_undrained: args.undrained,
+    };
     match judge.judge((rail, pf), wanted, &changes) {
         Ok(()) => Ok(changes),
         Err(refusal) => Err((State::Refused(refusal), changes)),
@@ -142,7 +162,10 @@ fn netdev<'a>(rail: &'a Rail, inventory: &Inventory) -> Result<&'a Link, Refusal
     match (&rail.link, holder) {
         (_, Some(holder)) if !holder.is_left_over() => {
             let who = holder.record.owner.describe();
-            Err(Refusal::new("in-use", format!("{who} has the PF {pf} itself: drain the node first")))
+            Err(Refusal::new(
+                "in-use",
+                format!("{who} has the PF {pf} itself: drain the node first"),
+            ))
         }
         (Some(link), _) => Ok(link),
         (None, _) if rail.is_missing() => {
@@ -152,7 +175,8 @@ fn netdev<'a>(rail: &'a Rail, inventory: &Inventory) -> Result<&'a Link, Refusal
         (None, _) => {
             let driver = rail.function.as_ref().and_then(Function::driver);
             let driver = driver.unwrap_or_else(|| "no driver".to_owned());
-            let text = format!("the PF {pf} has no netdev on the host ({driver}): bind its own driver");
+            let text =
+                format!("the PF {pf} has no netdev on the host ({driver}): bind its own driver");
             Err(Refusal::new("no-netdev", text))
         }
     }
@@ -162,17 +186,35 @@ fn table(outcomes: &[Outcome]) -> String {
     let rows = outcomes.iter().map(|one| {
         let changes = one.changes.iter().filter(|change| change.vf().is_none());
         let of_pf = changes.map(Change::text).collect::<Vec<_>>().join(", ");
-        let of_vfs = one.changes.iter().filter(|change| change.vf().is_some()).count();
+        let of_vfs = one
+            .changes
+            .iter()
+            .filter(|change| change.vf().is_some())
+            .count();
         let of_vfs = (of_vfs > 0).then(|| format!("{of_vfs} of VFs"));
-        let differs = [Some(of_pf).filter(|text| !text.is_empty()), of_vfs].into_iter().flatten();
+        let differs = [Some(of_pf).filter(|text| !text.is_empty()), of_vfs]
+            .into_iter()
+            .flatten();
         let differs = differs.collect::<Vec<_>>().join(", ");
         let netdev = one.netdev.clone().unwrap_or_default();
         let vfs = format!("{}/{}", one.vfs.0, one.vfs.1);
-        vec![one.rail.to_string(), one.pf.clone(), netdev, vfs, one.state.word().to_owned(), differs]
+        vec![
+            one.rail.to_string(),
+            one.pf.clone(),
+            netdev,
+            vfs,
+            one.state.word().to_owned(),
+            differs,
+        ]
     });
     let mut text = output::table(&["RAIL", "PF", "NETDEV", "VFS", "STATE", "CHANGES"], rows);
-    let of_vfs = outcomes.iter().flat_map(|one| &one.changes).filter(|change| change.vf().is_some());
-    let problems = outcomes.iter().filter_map(|one| Some((one.rail, one.state.problem()?)));
+    let of_vfs = outcomes
+        .iter()
+        .flat_map(|one| &one.changes)
+        .filter(|change| change.vf().is_some());
+    let problems = outcomes
+        .iter()
+        .filter_map(|one| Some((one.rail, one.state.problem()?)));
     let lines: Vec<_> = of_vfs
         .map(Change::text)
         .chain(problems.map(|(rail, problem)| format!("rail {rail}: {problem}")))
@@ -185,7 +227,8 @@ fn table(outcomes: &[Outcome]) -> String {
 }
 
 impl Outcome {
-    /// The help of the verb lists these keys: new keys may be added, but none may change its meaning.
+    /// The help of the verb lists these keys: new keys may be added, but none may change its
+    /// meaning.
     fn json(&self) -> Value {
         let reason = match &self.state {
             State::Refused(refusal) => Some(refusal.reason),

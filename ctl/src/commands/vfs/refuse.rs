@@ -52,7 +52,10 @@ impl Judge<'_> {
         changes: &[Change],
     ) -> Result<(), Refusal> {
         let Some(function) = &rail.function else {
-            return Err(Refusal::new("no-sriov", format!("{} is not a PCI function", pf.name)));
+            return Err(Refusal::new(
+                "no-sriov",
+                format!("{} is not a PCI function", pf.name),
+            ));
         };
         refuse_operators(function, Path::new(OPERATOR))?;
         refuse_beyond_firmware(function, wanted)?;
@@ -63,7 +66,10 @@ impl Judge<'_> {
             .map_err(|error| Refusal::new("host-use", format!("{error:#}")))?;
         let is_disturbed = |vf: &str| {
             let disturbs = |change: &&Change| change.disturbs(rail);
-            changes.iter().filter(disturbs).any(|change| change.vf().is_none_or(|of| of == vf))
+            changes
+                .iter()
+                .filter(disturbs)
+                .any(|change| change.vf().is_none_or(|of| of == vf))
         };
         for vf in rail.vfs.iter().filter(|vf| is_disturbed(&vf.function.id)) {
             self.refuse_used(&vf.function, vf.link.as_ref())?;
@@ -82,17 +88,30 @@ impl Judge<'_> {
     /// Refuses a VF that somebody has.
     fn refuse_used(&mut self, vf: &Function, link: Option<&Link>) -> Result<(), Refusal> {
         let in_use = |text: String| Refusal::new("in-use", text);
-        if let Some(holder) = self.inventory.holder(vf).filter(|holder| !holder.is_left_over()) {
+        if let Some(holder) = self
+            .inventory
+            .holder(vf)
+            .filter(|holder| !holder.is_left_over())
+        {
             let who = holder.record.owner.describe();
-            return Err(in_use(format!("{} belongs to {who}: drain the node first", vf.id)));
+            return Err(in_use(format!(
+                "{} belongs to {who}: drain the node first",
+                vf.id
+            )));
         }
         if let Some(holder) = self.inventory.holder(vf) {
             let who = holder.record.owner.describe();
-            let text = format!("{} was left behind by {who}: run `railctl reap` first", vf.id);
+            let text = format!(
+                "{} was left behind by {who}: run `railctl reap` first",
+                vf.id
+            );
             return Err(in_use(text));
         }
         if self.inventory.claimed.contains(&vf.id) {
-            return Err(in_use(format!("a resource claim has {}: drain the node first", vf.id)));
+            return Err(in_use(format!(
+                "a resource claim has {}: drain the node first",
+                vf.id
+            )));
         }
         if let Some(lost) = self.inventory.lost(vf) {
             return Err(in_use(format!("{}: {}", lost.describe(), rebuild::REMEDY)));
@@ -117,12 +136,21 @@ impl Judge<'_> {
         if wanted.driver != Some(Driver::Vfio) {
             return Ok(());
         }
-        if !self.node.sysfs_root.join("bus/pci/drivers").join(VFIO).exists() {
+        if !self
+            .node
+            .sysfs_root
+            .join("bus/pci/drivers")
+            .join(VFIO)
+            .exists()
+        {
             let text = "this kernel has no driver vfio-pci: run `modprobe vfio-pci`, now and at every boot (modules-load.d)";
             return Err(Refusal::new("no-vfio", text.to_owned()));
         }
         // New VFs are in the groups of the same IOMMU.
-        let mut functions = rail.function.iter().chain(rail.vfs.iter().map(|vf| &vf.function));
+        let mut functions = rail
+            .function
+            .iter()
+            .chain(rail.vfs.iter().map(|vf| &vf.function));
         match functions.find(|function| function.iommu_group().is_none()) {
             Some(function) => {
                 let text = format!(
@@ -142,14 +170,18 @@ fn refuse_beyond_firmware(pf: &Function, wanted: &Vfs) -> Result<(), Refusal> {
     if u32::from(number) <= most {
         return Ok(());
     }
-    let remedy =
-        format!("`mlxconfig -d {id} set SRIOV_EN=1 NUM_OF_VFS={number}`, or the vendor's tool, then reboot");
+    let remedy = format!(
+        "`mlxconfig -d {id} set SRIOV_EN=1 NUM_OF_VFS={number}`, or the vendor's tool, then reboot"
+    );
     Err(if most == 0 {
-        let text =
-            format!("{id} has no SR-IOV (sriov_totalvfs): switch it on in BIOS and firmware: {remedy}");
+        let text = format!(
+            "{id} has no SR-IOV (sriov_totalvfs): switch it on in BIOS and firmware: {remedy}"
+        );
         Refusal::new("no-sriov", text)
     } else {
-        let text = format!("the firmware of {id} allows {most} VFs (sriov_totalvfs), not {number}: {remedy}");
+        let text = format!(
+            "the firmware of {id} allows {most} VFs (sriov_totalvfs), not {number}: {remedy}"
+        );
         Refusal::new("too-many", text)
     })
 }
@@ -157,8 +189,8 @@ fn refuse_beyond_firmware(pf: &Function, wanted: &Vfs) -> Result<(), Refusal> {
 /// Where the daemon of sriov-network-operator keeps, on each host, what it applied to each PF.
 const OPERATOR: &str = "/etc/sriov-operator";
 
-/// Refuses a PF that sriov-network-operator manages: it would take back what is made here. Its policies can say that somebody
-/// else makes the VFs (externallyManaged).
+/// Refuses a PF that sriov-network-operator manages: it would take back what is made here. Its
+/// policies can say that somebody else makes the VFs (externallyManaged).
 fn refuse_operators(pf: &Function, operator: &Path) -> Result<(), Refusal> {
     let refusal = |file: &Path| {
         let text = format!(
@@ -171,7 +203,8 @@ fn refuse_operators(pf: &Function, operator: &Path) -> Result<(), Refusal> {
     };
     let applied = operator.join("pci").join(&pf.id);
     if let Ok(text) = fs::read_to_string(&applied) {
-        let is_ours = serde_json::from_str::<Value>(&text).is_ok_and(|pf| pf["externallyManaged"] == true);
+        let is_ours =
+            serde_json::from_str::<Value>(&text).is_ok_and(|pf| pf["externallyManaged"] == true);
         return if is_ours { Ok(()) } else { refusal(&applied) };
     }
     // Its service at boot has them all in one file (configurationMode: systemd).
@@ -189,23 +222,43 @@ mod tests {
         let path = root.join("bus/pci/devices/0000:1a:00.0");
         fs::create_dir_all(&path).unwrap();
         fs::write(path.join("sriov_totalvfs"), most).unwrap();
-        Function::find(root, &DeviceId::parse("0000:1a:00.0").unwrap()).unwrap().unwrap()
+        Function::find(root, &DeviceId::parse("0000:1a:00.0").unwrap())
+            .unwrap()
+            .unwrap()
     }
 
     #[test]
     fn a_pf_of_the_operator_is_refused_unless_it_leaves_the_vfs_to_others() {
         let root = tempfile::tempdir().unwrap();
         let pf = pf(root.path(), "8");
-        let reason = || refuse_operators(&pf, root.path()).err().map(|refusal| refusal.reason);
+        let reason = || {
+            refuse_operators(&pf, root.path())
+                .err()
+                .map(|refusal| refusal.reason)
+        };
         assert_eq!(reason(), None);
         fs::create_dir_all(root.path().join("pci")).unwrap();
-        fs::write(root.path().join("sriov-interface-config.yaml"), "- pciaddress: 0000:1b:00.0\n").unwrap();
+        fs::write(
+            root.path().join("sriov-interface-config.yaml"),
+            "- pciaddress: 0000:1b:00.0\n",
+        )
+        .unwrap();
         assert_eq!(reason(), None);
-        fs::write(root.path().join("sriov-interface-config.yaml"), "- pciaddress: 0000:1a:00.0\n").unwrap();
+        fs::write(
+            root.path().join("sriov-interface-config.yaml"),
+            "- pciaddress: 0000:1a:00.0\n",
+        )
+        .unwrap();
         assert_eq!(reason(), Some("sriov-operator"));
         for (applied, told) in [
-            (r#"{"pciAddress":"0000:1a:00.0","numVfs":4}"#, Some("sriov-operator")),
-            (r#"{"pciAddress":"0000:1a:00.0","numVfs":4,"externallyManaged":true}"#, None),
+            (
+                r#"{"pciAddress":"0000:1a:00.0","numVfs":4}"#,
+                Some("sriov-operator"),
+            ),
+            (
+                r#"{"pciAddress":"0000:1a:00.0","numVfs":4,"externallyManaged":true}"#,
+                None,
+            ),
             ("half", Some("sriov-operator")),
         ] {
             fs::write(root.path().join("pci/0000:1a:00.0"), applied).unwrap();
@@ -217,18 +270,27 @@ mod tests {
     fn more_vfs_than_the_firmware_allows_are_refused_with_its_limit() {
         let root = tempfile::tempdir().unwrap();
         let node = |number: u16| {
-            let json = format!(r#"{{"rails": [{{"rail": 0, "pf": "p", "vfs": {{"number": {number}}}}}]}}"#);
+            let json = format!(
+                r#"{{"rails": [{{"rail": 0, "pf": "p", "vfs": {{"number": {number}}}}}]}}"#
+            );
             Node::parse(Path::new("node.json"), json.as_bytes()).unwrap()
         };
-        for (most, number, reason) in
-            [("8", 8, None), ("8", 9, Some("too-many")), ("0", 1, Some("no-sriov")), ("0", 0, None)]
-        {
+        for (most, number, reason) in [
+            ("8", 8, None),
+            ("8", 9, Some("too-many")),
+            ("0", 1, Some("no-sriov")),
+            ("0", 0, None),
+        ] {
             let (pf, node) = (pf(root.path(), most), node(number));
             let wanted = node.vfs_of(&node.rails[0]).unwrap();
             let refused = refuse_beyond_firmware(&pf, wanted);
             assert_eq!(refused.as_ref().err().map(|refusal| refusal.reason), reason);
             if let Err(refusal) = refused {
-                assert!(refusal.text.contains(&format!("NUM_OF_VFS={number}")), "{}", refusal.text);
+                assert!(
+                    refusal.text.contains(&format!("NUM_OF_VFS={number}")),
+                    "{}",
+                    refusal.text
+                );
             }
         }
     }

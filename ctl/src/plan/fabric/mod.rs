@@ -1,8 +1,10 @@
-//! A fabric in a page of YAML, for people without a topology.json: the number of its rails, SUs and hosts, and the
-//! patterns of their names. docs/planning.md explains the keys, conf/fabric.yaml is an example.
+//! A fabric in a page of YAML, for people without a topology.json: the number of its rails, SUs and
+//! hosts, and the patterns of their names. docs/planning.md explains the keys, conf/fabric.yaml is
+//! an example.
 //!
-//! [`is_fabric`] knows such a file by its content, [`read`] makes a plan of it, `keys` and `patterns` parse it. The links
-//! are made one by one, so a page that describes a million nodes takes no more memory than their plan.
+//! [`is_fabric`] knows such a file by its content, [`read`] makes a plan of it, `keys` and
+//! `patterns` parse it. The links are made one by one, so a page that describes a million nodes
+//! takes no more memory than their plan.
 
 mod keys;
 mod patterns;
@@ -27,14 +29,23 @@ pub fn is_fabric(value: &Value) -> bool {
     value.get("fabric").is_some()
 }
 
-/// The plan of fabric files. Several ones are fabrics of the same nodes, such as compute and storage: the rails of each
-/// follow those of the one before, unless it says `firstRail`.
+/// The plan of fabric files. Several ones are fabrics of the same nodes, such as compute and
+/// storage: the rails of each follow those of the one before, unless it says `firstRail`.
 pub fn read(documents: &[Document]) -> Result<Plan> {
     let (mut all, mut faults) = (Plan::default(), Vec::new());
     for document in documents {
-        let next = all.pools.iter().filter_map(Pool::number).max().map_or(0, |last| last.saturating_add(1));
+        let next = all
+            .pools
+            .iter()
+            .filter_map(Pool::number)
+            .max()
+            .map_or(0, |last| last.saturating_add(1));
         if !is_fabric(&document.value) {
-            faults.push(document.root().fault("fabric", "is missing: this is not a fabric file"));
+            faults.push(
+                document
+                    .root()
+                    .fault("fabric", "is missing: this is not a fabric file"),
+            );
             continue;
         }
         match plan(document.root(), next) {
@@ -45,13 +56,25 @@ pub fn read(documents: &[Document]) -> Result<Plan> {
     if documents.len() > 1 && faults.is_empty() {
         faults = ends_of_two(&all);
     }
-    if faults.is_empty() { Ok(all) } else { Err(refused(faults)) }
+    if faults.is_empty() {
+        Ok(all)
+    } else {
+        Err(refused(faults))
+    }
 }
 
 /// Adds another fabric to a plan.
 fn add(all: &mut Plan, plan: Plan) {
-    let Plan { pools, warnings, cluster_networks, listed, positions, replaces, is_patterned, doubts: _ } =
-        plan;
+    let Plan {
+        pools,
+        warnings,
+        cluster_networks,
+        listed,
+        positions,
+        replaces,
+        is_patterned,
+        doubts: _,
+    } = plan;
     all.pools.extend(pools);
     all.warnings.extend(warnings);
     all.cluster_networks.extend(cluster_networks);
@@ -63,7 +86,8 @@ fn add(all: &mut Plan, plan: Plan) {
     all.is_patterned |= is_patterned;
 }
 
-/// Interfaces of nodes, and ports of leaves, that two fabrics have. Within each one they were compared before.
+/// Interfaces of nodes, and ports of leaves, that two fabrics have. Within each one they were
+/// compared before.
 fn ends_of_two(plan: &Plan) -> Vec<Fault> {
     let mut ends: HashMap<(&str, &str), &Pool> = HashMap::new();
     let mut faults = Vec::new();
@@ -73,12 +97,16 @@ fn ends_of_two(plan: &Plan) -> Vec<Fault> {
                 .iter()
                 .filter_map(|cable| cable.interface.as_deref())
                 .map(|end| (row.node_name.as_str(), end));
-            let of_leaf = cables.iter().filter_map(|cable| cable.leaf.as_deref().zip(cable.port.as_deref()));
+            let of_leaf = cables
+                .iter()
+                .filter_map(|cable| cable.leaf.as_deref().zip(cable.port.as_deref()));
             for (name, end) in of_node.chain(of_leaf) {
                 let other = *ends.entry((name, end)).or_insert(pool);
                 if other.number() != pool.number() && faults.len() < MAX_FAULTS {
-                    let problem =
-                        format!("{end} of {name} is also on rail {}", other.number().unwrap_or_default());
+                    let problem = format!(
+                        "{end} of {name} is also on rail {}",
+                        other.number().unwrap_or_default()
+                    );
                     faults.push(Fault::whole(problem).of(format!("pool {}", pool.name)));
                 }
             }
@@ -93,10 +121,14 @@ fn plan(document: Part<'_>, next: u8) -> Result<Plan, Vec<Fault>> {
     let (off_pattern, warnings) = fabric.names(document).map_err(|fault| vec![fault])?;
     // Each key was checked by itself. Links can only be wrong in what their patterns make.
     let (formula, key, path) = match &fabric.addressing {
-        Addressing::SpectrumX(scheme) => (Formula::SpectrumX(scheme), "leafName", "leafName, leafPort"),
-        Addressing::Patterns(patterns) => {
-            (Formula::Patterns(patterns), "address", "address, leafName, leafPort")
+        Addressing::SpectrumX(scheme) => {
+            (Formula::SpectrumX(scheme), "leafName", "leafName, leafPort")
         }
+        Addressing::Patterns(patterns) => (
+            Formula::Patterns(patterns),
+            "address",
+            "address, leafName, leafPort",
+        ),
     };
     let origin = |number: usize| {
         let (node, rail) = fabric.link(&off_pattern, number);
@@ -106,15 +138,33 @@ fn plan(document: Part<'_>, next: u8) -> Result<Plan, Vec<Fault>> {
             path: path.to_owned(),
         }
     };
-    let of_key = |fault: Fault| if fault.path == "routes" { document.locate(fault) } else { fault };
+    let of_key = |fault: Fault| {
+        if fault.path == "routes" {
+            document.locate(fault)
+        } else {
+            fault
+        }
+    };
     let mut plan = formula
         .plan(fabric.links(&off_pattern), &origin)
         .map_err(|faults| faults.into_iter().map(of_key).collect::<Vec<_>>())?;
     plan.warnings.extend(warnings.iter().map(Fault::to_string));
     fabric.number(document, next, &mut plan)?;
-    let Fabric { addressing, replaces, cluster_networks, listed, .. } = fabric;
+    let Fabric {
+        addressing,
+        replaces,
+        cluster_networks,
+        listed,
+        ..
+    } = fabric;
     let is_patterned = matches!(addressing, Addressing::Patterns(_));
-    Ok(Plan { replaces, cluster_networks, listed, is_patterned, ..plan })
+    Ok(Plan {
+        replaces,
+        cluster_networks,
+        listed,
+        is_patterned,
+        ..plan
+    })
 }
 
 /// The place of a host. All numbers count from 0.
@@ -182,7 +232,11 @@ impl Grid {
             su -= sus;
             pod += 1;
         }
-        Spot { pod, su, host: node % self.hosts }
+        Spot {
+            pod,
+            su,
+            host: node % self.hosts,
+        }
     }
 
     fn number(&self, Spot { pod, su, host }: Spot) -> Option<u64> {
@@ -198,15 +252,23 @@ impl Grid {
 }
 
 impl Fabric {
-    /// Gives the pools their names, and their rails the numbers that they have beside other fabrics.
+    /// Gives the pools their names, and their rails the numbers that they have beside other
+    /// fabrics.
     fn number(&self, document: Part<'_>, next: u8, plan: &mut Plan) -> Result<(), Vec<Fault>> {
         let first = self.first_rail.unwrap_or(next);
         for pool in &mut plan.pools {
             let (rail, plane) = (pool.rail.unwrap_or(0), pool.plane);
-            let suffix = if pool.name.ends_with("-v6") { "-v6" } else { "" };
+            let suffix = if pool.name.ends_with("-v6") {
+                "-v6"
+            } else {
+                ""
+            };
             pool.rail = Some(rail.saturating_add(first));
             if pool.number().is_some_and(|number| number > MAX_RAIL) {
-                let problem = format!("the last rail would be {}, and {MAX_RAIL} is the last", first + rail);
+                let problem = format!(
+                    "the last rail would be {}, and {MAX_RAIL} is the last",
+                    first + rail
+                );
                 return Err(vec![document.fault("firstRail", problem)]);
             }
             if let Some(pattern) = &self.pool_name {
@@ -219,14 +281,23 @@ impl Fabric {
         Ok(())
     }
 
-    /// Checks the names of all nodes. Returns the numbers of those that are not where the pattern has them, sorted,
-    /// and warnings.
+    /// Checks the names of all nodes. Returns the numbers of those that are not where the pattern
+    /// has them, sorted, and warnings.
     fn names(&self, document: Part<'_>) -> Result<(Vec<u64>, Vec<Fault>), Fault> {
-        let Some(grid) = &self.grid else { return Ok((Vec::new(), Vec::new())) };
+        let Some(grid) = &self.grid else {
+            return Ok((Vec::new(), Vec::new()));
+        };
         let fault = |problem: String| Err(document.fault("nodeName", problem));
-        let listed: HashMap<&str, Spot> =
-            self.nodes.iter().map(|(name, spot)| (name.as_str(), *spot)).collect();
-        let taken: HashSet<u64> = self.nodes.iter().filter_map(|(_, spot)| grid.number(*spot)).collect();
+        let listed: HashMap<&str, Spot> = self
+            .nodes
+            .iter()
+            .map(|(name, spot)| (name.as_str(), *spot))
+            .collect();
+        let taken: HashSet<u64> = self
+            .nodes
+            .iter()
+            .filter_map(|(_, spot)| grid.number(*spot))
+            .collect();
         let mut names = HashSet::new();
         let mut off_pattern = Vec::new();
         for node in 0..grid.len() {
@@ -238,16 +309,21 @@ impl Fabric {
                 off_pattern.push(node);
             }
             if let Some(name) = names.replace(name) {
-                let first = (0..node).find(|first| grid.name(*first) == name).unwrap_or_default();
+                let first = (0..node)
+                    .find(|first| grid.name(*first) == name)
+                    .unwrap_or_default();
                 let (first, second) = (grid.spot(first), grid.spot(node));
                 return fault(format!("node {name} would be at {first} and at {second}"));
             }
         }
         let mut warnings = Vec::new();
         for (index, (name, spot)) in self.nodes.iter().enumerate() {
-            let Some(displaced) = grid.number(*spot).map(|node| grid.name(node)) else { continue };
+            let Some(displaced) = grid.number(*spot).map(|node| grid.name(node)) else {
+                continue;
+            };
             if names.contains(name) && !listed.contains_key(displaced.as_str()) {
-                let problem = format!("node {name} takes the position of {displaced}, which has none now");
+                let problem =
+                    format!("node {name} takes the position of {displaced}, which has none now");
                 warnings.push(document.fault(&format!("nodes[{index}]"), problem));
             }
         }
@@ -264,7 +340,8 @@ impl Fabric {
     }
 
     fn links<'a>(&'a self, off_pattern: &'a [u64]) -> impl Iterator<Item = HostLink> + 'a {
-        let on_rails = (0..self.rails).flat_map(move |rail| (0..self.planes).map(move |plane| (rail, plane)));
+        let on_rails =
+            (0..self.rails).flat_map(move |rail| (0..self.planes).map(move |plane| (rail, plane)));
         self.named(off_pattern).flat_map(move |(node_name, spot)| {
             on_rails.clone().map(move |(rail, plane)| HostLink {
                 node_name: node_name.clone(),
@@ -290,7 +367,9 @@ impl Fabric {
             Some(grid) => grid.name(node),
             None => {
                 let index = node - self.grid.as_ref().map_or(0, Grid::len);
-                let entry = usize::try_from(index).ok().and_then(|index| self.nodes.get(index));
+                let entry = usize::try_from(index)
+                    .ok()
+                    .and_then(|index| self.nodes.get(index));
                 entry.map(|(name, _)| name.clone()).unwrap_or_default()
             }
         };
@@ -300,7 +379,9 @@ impl Fabric {
     fn cable(&self, Spot { pod, su, host }: &Spot, rail: u64, plane: u64) -> Cable {
         let interface = match self.interfaces.as_slice() {
             [one] => Some(one),
-            several => usize::try_from(rail).ok().and_then(|rail| several.get(rail)),
+            several => usize::try_from(rail)
+                .ok()
+                .and_then(|rail| several.get(rail)),
         };
         let on_leaf = [*pod, *su, *host, rail, plane];
         Cable {

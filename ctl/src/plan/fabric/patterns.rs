@@ -1,4 +1,5 @@
-//! The keys of a fabric file whose addresses follow from patterns: `fabric: l3-p2p` and `fabric: unnumbered`.
+//! The keys of a fabric file whose addresses follow from patterns: `fabric: l3-p2p` and `fabric:
+//! unnumbered`.
 
 use serde_json::Value;
 
@@ -13,13 +14,27 @@ impl Keys<'_> {
     pub(super) fn patterns(&mut self, kind: Kind, mode: Mode, rails: u64, planes: u64) -> Patterns {
         let mut families = Vec::new();
         let addresses = self.one_per_family("address", mode);
-        let gateways =
-            if kind == Kind::Unnumbered { self.one_per_family("gateway", mode) } else { Vec::new() };
+        let gateways = if kind == Kind::Unnumbered {
+            self.one_per_family("gateway", mode)
+        } else {
+            Vec::new()
+        };
         if kind == Kind::Unnumbered && !gateways.is_empty() && gateways.len() != addresses.len() {
-            let problem = format!("has {} patterns for {} of address", gateways.len(), addresses.len());
-            self.fault("gateway", format!("{problem}: give one for each, in the same order"));
+            let problem = format!(
+                "has {} patterns for {} of address",
+                gateways.len(),
+                addresses.len()
+            );
+            self.fault(
+                "gateway",
+                format!("{problem}: give one for each, in the same order"),
+            );
         }
-        let polarity = if kind == Kind::P2p { self.polarity() } else { None };
+        let polarity = if kind == Kind::P2p {
+            self.polarity()
+        } else {
+            None
+        };
         let lengths = self.lengths(kind, &addresses);
         let mut gateways = gateways.into_iter();
         for (address, length) in addresses.into_iter().zip(lengths) {
@@ -28,7 +43,11 @@ impl Keys<'_> {
                 (None, Some(polarity)) => Leaf::Numbered { length, polarity },
                 (None, None) => continue,
             };
-            families.push(Addresses { version: version(&address), address, leaf });
+            families.push(Addresses {
+                version: version(&address),
+                address,
+                leaf,
+            });
         }
         families.sort_by_key(|family| family.version);
         if let [one, other] = families.as_slice() {
@@ -39,28 +58,45 @@ impl Keys<'_> {
                 );
             }
         }
-        Patterns { mode, families, routes: self.routes(mode, rails, planes) }
+        Patterns {
+            mode,
+            families,
+            routes: self.routes(mode, rails, planes),
+        }
     }
 
     /// One pattern of an address, or one of each family.
     fn one_per_family(&mut self, key: &str, mode: Mode) -> Vec<Pattern<5>> {
         let paths: Vec<String> = match self.value(key) {
             Some(Value::Array(list)) if !matches!(list.len(), 1 | 2) => {
-                self.fault(key, "must be one pattern, or a list with one of IPv4 and one of IPv6");
+                self.fault(
+                    key,
+                    "must be one pattern, or a list with one of IPv4 and one of IPv6",
+                );
                 return Vec::new();
             }
-            Some(Value::Array(list)) => (0..list.len()).map(|index| format!("{key}[{index}]")).collect(),
+            Some(Value::Array(list)) => (0..list.len())
+                .map(|index| format!("{key}[{index}]"))
+                .collect(),
             _ => vec![key.to_owned()],
         };
         if self.is_missing(key) {
-            self.fault(key, "is missing: a pattern with {pod}, {su}, {host}, {rail} and {plane}");
+            self.fault(
+                key,
+                "is missing: a pattern with {pod}, {su}, {host}, {rail} and {plane}",
+            );
             return Vec::new();
         }
         let mut found = Vec::new();
         for path in paths {
-            let Some(pattern) = self.pattern(&path, &OF_LEAF) else { continue };
+            let Some(pattern) = self.pattern(&path, &OF_LEAF) else {
+                continue;
+            };
             if mode == Mode::Hwplb && pattern.uses("plane", &OF_LEAF) {
-                self.fault(&path, "has {plane}, and with mode hwplb all planes of a rail have one address");
+                self.fault(
+                    &path,
+                    "has {plane}, and with mode hwplb all planes of a rail have one address",
+                );
             }
             found.push(pattern);
         }
@@ -78,14 +114,21 @@ impl Keys<'_> {
     /// The lengths of the links' prefixes.
     fn lengths(&mut self, kind: Kind, addresses: &[Pattern<5>]) -> Vec<u8> {
         const KEY: &str = "prefixLength";
-        let given = if kind == Kind::P2p { self.get::<u8>(KEY) } else { None };
-        let has_v4 = addresses.iter().any(|address| version(address) == IpVersion::V4);
+        let given = if kind == Kind::P2p {
+            self.get::<u8>(KEY)
+        } else {
+            None
+        };
+        let has_v4 = addresses
+            .iter()
+            .any(|address| version(address) == IpVersion::V4);
         match given {
             Some(16..=31) if has_v4 => (),
             Some(127) if !has_v4 => (),
-            Some(other) if has_v4 => {
-                self.fault(KEY, format!("{other} is not 16 to 31, the lengths for IPv4"))
-            }
+            Some(other) if has_v4 => self.fault(
+                KEY,
+                format!("{other} is not 16 to 31, the lengths for IPv4"),
+            ),
             Some(other) => self.fault(KEY, format!("{other} is not 127, the length for IPv6")),
             None => (),
         }
@@ -108,17 +151,28 @@ impl Keys<'_> {
             None => 0,
         };
         if count == 0 && (self.is_missing(KEY) || self.value(KEY).is_some()) {
-            self.fault(KEY, "is missing: a list of the prefixes that a rail leads to, such as [10.0.0.0/8]");
+            self.fault(
+                KEY,
+                "is missing: a list of the prefixes that a rail leads to, such as [10.0.0.0/8]",
+            );
         }
         let mut found = Vec::new();
         for path in (0..count).map(|index| format!("{KEY}[{index}]")) {
-            let Some(pattern) = self.pattern(&path, &OF_INTERFACE) else { continue };
+            let Some(pattern) = self.pattern(&path, &OF_INTERFACE) else {
+                continue;
+            };
             if mode == Mode::Hwplb && pattern.uses("plane", &OF_INTERFACE) {
-                self.fault(&path, "has {plane}, and with mode hwplb all planes of a rail have one pool");
+                self.fault(
+                    &path,
+                    "has {plane}, and with mode hwplb all planes of a rail have one pool",
+                );
                 continue;
             }
             let all = (0..rails).flat_map(|rail| (0..planes).map(move |plane| [rail, plane]));
-            match all.map(|numbers| network(&pattern.render(&numbers))).find_map(Result::err) {
+            match all
+                .map(|numbers| network(&pattern.render(&numbers)))
+                .find_map(Result::err)
+            {
                 Some(problem) => self.fault(&path, problem),
                 None => found.push(pattern),
             }
@@ -129,7 +183,11 @@ impl Keys<'_> {
 
 /// The family of the addresses of a pattern.
 fn version(pattern: &Pattern<5>) -> IpVersion {
-    if pattern.render(&[0; 5]).contains(':') { IpVersion::V6 } else { IpVersion::V4 }
+    if pattern.render(&[0; 5]).contains(':') {
+        IpVersion::V6
+    } else {
+        IpVersion::V4
+    }
 }
 
 #[cfg(test)]

@@ -6,15 +6,19 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 
 pub(super) fn plan_of(yaml: &str) -> Result<Plan, Vec<String>> {
-    let [document] = &document::parse("fabric.yaml", yaml.as_bytes()).unwrap()[..] else { panic!("one") };
+    let [document] = &document::parse("fabric.yaml", yaml.as_bytes()).unwrap()[..] else {
+        panic!("one")
+    };
     let mut plan = plan(document.root(), 0).map_err(lines)?;
     plan.check().map_err(lines)?;
     Ok(plan)
 }
 
 fn of_files(files: &[&str]) -> Result<Plan, String> {
-    let documents: Vec<_> =
-        files.iter().flat_map(|yaml| document::parse("fabric.yaml", yaml.as_bytes()).unwrap()).collect();
+    let documents: Vec<_> = files
+        .iter()
+        .flat_map(|yaml| document::parse("fabric.yaml", yaml.as_bytes()).unwrap())
+        .collect();
     read(&documents).map_err(|error| format!("{error:#}"))
 }
 
@@ -25,18 +29,46 @@ fn fabrics_of_one_node_have_rails_of_their_own() {
     let compute = small("hostInterface: eth{rail}");
     let with = |more: &str| of_files(&[&compute, &format!("{STORAGE}{more}\n")]);
     let named = |plan: &Plan| -> Vec<(String, Option<u8>)> {
-        plan.pools.iter().map(|pool| (pool.name.clone(), pool.number())).collect()
+        plan.pools
+            .iter()
+            .map(|pool| (pool.name.clone(), pool.number()))
+            .collect()
     };
     let mut plan = with("poolName: storage-{rail}").unwrap();
-    let expected = [("rail-0", 0), ("rail-1", 1), ("storage-0", 2), ("storage-1", 3)];
-    assert_eq!(named(&plan), expected.map(|(name, rail)| (name.to_owned(), Some(rail))));
+    let expected = [
+        ("rail-0", 0),
+        ("rail-1", 1),
+        ("storage-0", 2),
+        ("storage-1", 3),
+    ];
+    assert_eq!(
+        named(&plan),
+        expected.map(|(name, rail)| (name.to_owned(), Some(rail)))
+    );
     plan.check().unwrap();
-    assert!(!plan.warnings.iter().any(|warning| warning.contains("of node w0")), "{:?}", plan.warnings);
+    assert!(
+        !plan
+            .warnings
+            .iter()
+            .any(|warning| warning.contains("of node w0")),
+        "{:?}",
+        plan.warnings
+    );
     let plan = with("firstRail: 16").unwrap();
-    assert_eq!(named(&plan)[2..], [("rail-16".to_owned(), Some(16)), ("rail-17".to_owned(), Some(17))]);
+    assert_eq!(
+        named(&plan)[2..],
+        [
+            ("rail-16".to_owned(), Some(16)),
+            ("rail-17".to_owned(), Some(17))
+        ]
+    );
     let mut plan = with("firstRail: 1\npoolName: storage-{rail}").unwrap();
     plan.check().unwrap();
-    assert!(plan.warnings.iter().any(|warning| warning.contains("rail 1 of node w0")));
+    assert!(
+        plan.warnings
+            .iter()
+            .any(|warning| warning.contains("rail 1 of node w0"))
+    );
     for (more, told) in [
         ("firstRail: 127", "firstRail: …128"),
         ("firstRail: 128", "firstRail: 128…0 to 127"),
@@ -48,7 +80,11 @@ fn fabrics_of_one_node_have_rails_of_their_own() {
     }
     let error = of_files(&[&compute, &STORAGE.replace("sto{rail}", "eth{rail}")]).unwrap_err();
     assert!(error.contains("eth0 of w0"), "{error}");
-    golden::says("plan", "fabric files: another file", of_files(&[&compute, "a: 1\n"]).unwrap_err());
+    golden::says(
+        "plan",
+        "fabric files: another file",
+        of_files(&[&compute, "a: 1\n"]).unwrap_err(),
+    );
 }
 
 #[test]
@@ -63,12 +99,20 @@ fn patterns_have_rails_and_prefixes_as_hosts_have_them() {
     assert_eq!((plan.pools.len(), plan.pools[15].number()), (16, Some(15)));
     let link = |plan: &Plan| {
         let links = plan.pools[9].links().unwrap();
-        (links[1].allocation.gateway.unwrap().to_string(), links[1].host.to_string())
+        (
+            links[1].allocation.gateway.unwrap().to_string(),
+            links[1].host.to_string(),
+        )
     };
     assert_eq!(link(&plan), ("172.25.2.1".into(), "172.25.2.2".into()));
-    assert_eq!(link(&of(16, "polarity: leaf-even").unwrap()), ("172.25.2.2".into(), "172.25.2.1".into()));
+    assert_eq!(
+        link(&of(16, "polarity: leaf-even").unwrap()),
+        ("172.25.2.2".into(), "172.25.2.1".into())
+    );
     assert!(of(33, "polarity: leaf-odd").unwrap_err()[0].contains("rails: 33 "));
-    assert!(of(9, "polarity: leaf-odd\nmode: swplb\nplanes: 2").unwrap_err()[0].contains("rails: 9 "));
+    assert!(
+        of(9, "polarity: leaf-odd\nmode: swplb\nplanes: 2").unwrap_err()[0].contains("rails: 9 ")
+    );
 }
 
 /// Two rails, two SUs of two hosts, and what is added.
@@ -78,7 +122,8 @@ fn small(more: &str) -> String {
 
 pub(super) fn rows(plan: &Plan, pool: usize) -> Vec<String> {
     let rows = plan.pools[pool].spec.static_allocations.iter();
-    rows.map(|row| format!("{} {} {}", row.node_name, row.prefix, row.gateway)).collect()
+    rows.map(|row| format!("{} {} {}", row.node_name, row.prefix, row.gateway))
+        .collect()
 }
 
 /// A VRF's name has 15 characters, and only those that the plan makes must fit.
@@ -94,24 +139,45 @@ fn the_name_of_a_vrf_is_as_long_as_the_fabric_makes_it() {
             .collect()
     };
     let made = vrfs(given("leafVrf: tenant-s{su}-h{host}").unwrap());
-    assert!(made.contains("tenant-s0-h0") && made.iter().all(|name| name.len() <= 15), "{made:?}");
+    assert!(
+        made.contains("tenant-s0-h0") && made.iter().all(|name| name.len() <= 15),
+        "{made:?}"
+    );
     let faults = given("leafVrf: tenant-su{su}-host{host}").unwrap_err();
-    assert!(faults[0].contains("leafVrf: ") && !faults[0].contains("65535"), "{faults:?}");
+    assert!(
+        faults[0].contains("leafVrf: ") && !faults[0].contains("65535"),
+        "{faults:?}"
+    );
     let faults = given("leafVrf: a-tenant-of-this-fabric").unwrap_err();
-    assert!(faults[0].contains("leafVrf: \"a-tenant-of-this-fabric\""), "{faults:?}");
+    assert!(
+        faults[0].contains("leafVrf: \"a-tenant-of-this-fabric\""),
+        "{faults:?}"
+    );
 }
 
 /// The deployment that the project came from: 64 nodes, two SUs of 32, eight rails.
 #[test]
 fn the_example_is_the_deployment() {
     let plan = plan_of(include_str!("../../../../conf/fabric.yaml")).unwrap();
-    assert_eq!((plan.pools.len(), plan.nodes().len(), plan.warnings.len()), (8, 64, 0));
+    assert_eq!(
+        (plan.pools.len(), plan.nodes().len(), plan.warnings.len()),
+        (8, 64, 0)
+    );
     let rail = &plan.pools[0];
-    assert_eq!((rail.name.as_str(), rail.spec.cidr.as_str()), ("rail-0", "172.16.0.0/15"));
+    assert_eq!(
+        (rail.name.as_str(), rail.spec.cidr.as_str()),
+        ("rail-0", "172.16.0.0/15")
+    );
     let routes: Vec<_> = rail.spec.routes.iter().map(|to| to.dst.as_str()).collect();
     assert_eq!(routes, ["172.16.0.0/15", "172.16.0.0/12"]);
-    assert_eq!(rows(&plan, 0)[62], "worker-gpu-62 172.16.1.60/31 172.16.1.61");
-    assert_eq!(rows(&plan, 7)[63], "worker-gpu-63 172.30.1.62/31 172.30.1.63");
+    assert_eq!(
+        rows(&plan, 0)[62],
+        "worker-gpu-62 172.16.1.60/31 172.16.1.61"
+    );
+    assert_eq!(
+        rows(&plan, 7)[63],
+        "worker-gpu-63 172.30.1.62/31 172.30.1.63"
+    );
     let cable = Cable {
         interface: Some("eth_r0".into()),
         mtu: Some(9216),
@@ -133,20 +199,38 @@ fn every_mode_has_its_pools() {
     };
     for (more, expected) in [
         ("", "rail-0 rail-1: w3 172.18.1.2/31 172.18.1.3"),
-        ("polarity: leaf-even\nfirstOctet: 10", "rail-0 rail-1: w3 10.18.1.2/31 10.18.1.2"),
+        (
+            "polarity: leaf-even\nfirstOctet: 10",
+            "rail-0 rail-1: w3 10.18.1.2/31 10.18.1.2",
+        ),
         (
             "mode: swplb\nplanes: 2",
             "rail-0-plane-0 rail-0-plane-1 rail-1-plane-0 rail-1-plane-1: w3 172.20.65.2/31 172.20.65.3",
         ),
-        ("mode: hwplb\nplanes: 4", "rail-0 rail-1: w3 172.16.65.2/31 172.16.65.3"),
-        ("tiers: 3\npods: 2", "rail-0 rail-1: w7 10.33.1.2/31 10.33.1.3"),
+        (
+            "mode: hwplb\nplanes: 4",
+            "rail-0 rail-1: w3 172.16.65.2/31 172.16.65.3",
+        ),
+        (
+            "tiers: 3\npods: 2",
+            "rail-0 rail-1: w7 10.33.1.2/31 10.33.1.3",
+        ),
         (
             "tiers: 3\npods: 5\nmode: swplb\nplanes: 2",
             "rail-0-plane-0 rail-0-plane-1 rail-1-plane-0 rail-1-plane-1: w19 10.73.1.2/31 10.73.1.3",
         ),
-        ("tiers: 3\npods: 2\nmode: hwplb\nplanes: 2", "rail-0 rail-1: w7 10.8.65.2/31 10.8.65.3"),
-        ("family: ipv6", "rail-0 rail-1: w3 fd02:0:100:101::/64 fd02:0:100:101::2"),
-        ("family: dual", "rail-0 rail-0-v6 rail-1 rail-1-v6: w3 fd02:0:100:101::/64 fd02:0:100:101::2"),
+        (
+            "tiers: 3\npods: 2\nmode: hwplb\nplanes: 2",
+            "rail-0 rail-1: w7 10.8.65.2/31 10.8.65.3",
+        ),
+        (
+            "family: ipv6",
+            "rail-0 rail-1: w3 fd02:0:100:101::/64 fd02:0:100:101::2",
+        ),
+        (
+            "family: dual",
+            "rail-0 rail-0-v6 rail-1 rail-1-v6: w3 fd02:0:100:101::/64 fd02:0:100:101::2",
+        ),
     ] {
         assert_eq!(shown(more), expected, "{more}");
     }
@@ -177,8 +261,14 @@ fn pods_have_as_many_sus_as_they_have() {
             "p2s1h1-11 10.2.1.2/31 10.2.1.3",
         ]
     );
-    assert_eq!(rows(&of("sus: [2, 2]", ""), 1), rows(&of("sus: 2", "pods: 2"), 1));
-    assert_eq!(rows(&of("sus: [2, 2]", "pods: 2"), 1), rows(&of("sus: 2", "pods: 2"), 1));
+    assert_eq!(
+        rows(&of("sus: [2, 2]", ""), 1),
+        rows(&of("sus: 2", "pods: 2"), 1)
+    );
+    assert_eq!(
+        rows(&of("sus: [2, 2]", "pods: 2"), 1),
+        rows(&of("sus: 2", "pods: 2"), 1)
+    );
     let listed = "nodes:\n- {name: x, pod: 1, su: 2, host: 1}";
     let plan = of("sus: [1, 3]", listed);
     assert_eq!(rows(&plan, 0).last().unwrap(), "x 10.1.2.2/31 10.1.2.3");
@@ -188,20 +278,37 @@ fn pods_have_as_many_sus_as_they_have() {
 /// With `hwplb` a NIC has all planes behind one netdev.
 #[test]
 fn cables_are_named_by_patterns() {
-    let planes =
-        "planes: 2\nleafName: leaf-p{plane+1}-su{su+1:03}-r{rail+1}\nleafPort: swp{host/2+1}s{host%2}\n";
-    let hwplb = plan_of(&small(&format!("mode: hwplb\n{planes}hostInterface: eth_r{{rail}}"))).unwrap();
+    let planes = "planes: 2\nleafName: leaf-p{plane+1}-su{su+1:03}-r{rail+1}\nleafPort: swp{host/2+1}s{host%2}\n";
+    let hwplb = plan_of(&small(&format!(
+        "mode: hwplb\n{planes}hostInterface: eth_r{{rail}}"
+    )))
+    .unwrap();
     let cables: Vec<_> = hwplb.pools[1].cables[3]
         .iter()
         .map(|cable| {
             let text = |text: &Option<String>| text.clone().unwrap();
-            format!("{} {} {}", text(&cable.interface), text(&cable.leaf), text(&cable.port))
+            format!(
+                "{} {} {}",
+                text(&cable.interface),
+                text(&cable.leaf),
+                text(&cable.port)
+            )
         })
         .collect();
-    assert_eq!(cables, ["eth_r1 leaf-p1-su002-r2 swp1s1", "eth_r1 leaf-p2-su002-r2 swp1s1"]);
-    let listed = format!("mode: swplb\n{planes}hostInterface: [\"ens1f{{plane}}\", \"ens9f{{plane}}\"]");
+    assert_eq!(
+        cables,
+        [
+            "eth_r1 leaf-p1-su002-r2 swp1s1",
+            "eth_r1 leaf-p2-su002-r2 swp1s1"
+        ]
+    );
+    let listed =
+        format!("mode: swplb\n{planes}hostInterface: [\"ens1f{{plane}}\", \"ens9f{{plane}}\"]");
     let swplb = plan_of(&small(&listed)).unwrap();
-    assert_eq!(swplb.pools[3].cables[0][0].interface.as_deref(), Some("ens9f1"));
+    assert_eq!(
+        swplb.pools[3].cables[0][0].interface.as_deref(),
+        Some("ens9f1")
+    );
     assert_eq!(plan_of(&small("")).unwrap().pools[0].cables[0], []);
 }
 
@@ -209,7 +316,10 @@ fn cables_are_named_by_patterns() {
 fn the_list_of_nodes_wins_over_the_pattern() {
     let listed = "nodes:\n- {name: other, su: 0, host: 1}\n- {name: w2, su: 3, host: 127}\n";
     let faults = plan_of(&small(listed)).unwrap_err();
-    assert!(faults.len() == 1 && has(&faults[0], "fabric.yaml:8: nodes[1].su: 3 …0 to 1"), "{faults:?}");
+    assert!(
+        faults.len() == 1 && has(&faults[0], "fabric.yaml:8: nodes[1].su: 3 …0 to 1"),
+        "{faults:?}"
+    );
     let listed = "nodes:\n- {name: other, su: 0, host: 1}\n- {name: w2, su: 1, host: 127}\n";
     let plan = plan_of(&small(listed)).unwrap();
     assert_eq!(
@@ -227,8 +337,15 @@ fn the_list_of_nodes_wins_over_the_pattern() {
     assert_eq!(rows(&plan, 0)[1], "w3 172.16.0.2/31 172.16.0.3");
     assert!(plan.warnings.is_empty(), "{:?}", plan.warnings);
     let moved = plan_of(&small("nodes:\n- {name: w1, su: 1, host: 1}\n")).unwrap();
-    golden::says("plan", "fabric file: a node on the place of another", moved.warnings.join("\n"));
-    assert!(moved.warnings.len() == 1 && has(&moved.warnings[0], "fabric.yaml:7: nodes[0]: node w1 … w3"));
+    golden::says(
+        "plan",
+        "fabric file: a node on the place of another",
+        moved.warnings.join("\n"),
+    );
+    assert!(
+        moved.warnings.len() == 1
+            && has(&moved.warnings[0], "fabric.yaml:7: nodes[0]: node w1 … w3")
+    );
 }
 
 #[test]
@@ -238,13 +355,23 @@ fn a_list_of_nodes_needs_no_pattern() {
          - {name: alpha.example, pod: 1, su: 0, host: 0}\n- {name: beta, pod: 0, su: 255, host: 127}\n",
     );
     let plan = plan.unwrap();
-    assert_eq!(rows(&plan, 0), ["beta 10.0.255.254/31 10.0.255.255", "alpha.example 10.1.0.0/31 10.1.0.1"]);
+    assert_eq!(
+        rows(&plan, 0),
+        [
+            "beta 10.0.255.254/31 10.0.255.255",
+            "alpha.example 10.1.0.0/31 10.1.0.1"
+        ]
+    );
 }
 
 #[test]
 fn every_fault_is_told_with_line_and_key() {
     let without = |key: &str| -> String {
-        small("").lines().filter(|line| !line.starts_with(key)).map(|line| format!("{line}\n")).collect()
+        small("")
+            .lines()
+            .filter(|line| !line.starts_with(key))
+            .map(|line| format!("{line}\n"))
+            .collect()
     };
     let mut said = Vec::new();
     for (yaml, told) in [
@@ -381,10 +508,14 @@ fn a_fault_makes_no_second_one() {
 
 #[test]
 fn all_faults_are_told_at_once() {
-    let faults =
-        plan_of("fabric: spectrum-x\ntiers: 5\nrails: 9\nsus: 0\nhostsPerSU: 999\nnodeName: '{x}'\nmtu: 1")
-            .unwrap_err();
-    let keys: Vec<_> = faults.iter().filter_map(|fault| fault.split(": ").nth(1)).collect();
+    let faults = plan_of(
+        "fabric: spectrum-x\ntiers: 5\nrails: 9\nsus: 0\nhostsPerSU: 999\nnodeName: '{x}'\nmtu: 1",
+    )
+    .unwrap_err();
+    let keys: Vec<_> = faults
+        .iter()
+        .filter_map(|fault| fault.split(": ").nth(1))
+        .collect();
     assert_eq!(keys.len(), 4, "{faults:#?}");
     for key in ["tiers", "rails", "nodeName", "mtu"] {
         assert!(keys.contains(&key), "{key}: {faults:#?}");

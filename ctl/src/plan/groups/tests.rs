@@ -13,7 +13,9 @@ fn plan(text: &str) -> Plan {
 
 /// Two SUs of four nodes, with two rails.
 fn two_sus(more: &str) -> Plan {
-    plan(&format!("fabric: spectrum-x\nrails: 2\nsus: 2\nhostsPerSU: 4\nnodeName: n{{node}}\n{more}"))
+    plan(&format!(
+        "fabric: spectrum-x\nrails: 2\nsus: 2\nhostsPerSU: 4\nnodeName: n{{node}}\n{more}"
+    ))
 }
 
 fn text(files: Result<Vec<crate::plan::File>>) -> String {
@@ -27,8 +29,7 @@ fn tree(plan: &Plan) -> String {
 
 #[test]
 fn an_su_is_a_group_if_its_nodes_have_the_same_leaves() {
-    let expected =
-        "SwitchName=su0 Nodes=n[0-3]\nSwitchName=su1 Nodes=n[4-7]\nSwitchName=fabric Switches=su[0-1]\n";
+    let expected = "SwitchName=su0 Nodes=n[0-3]\nSwitchName=su1 Nodes=n[4-7]\nSwitchName=fabric Switches=su[0-1]\n";
     assert_eq!(tree(&two_sus("")), expected);
     let plan = two_sus("leafName: leaf-{su}-{rail}\n");
     assert_eq!(tree(&plan), expected);
@@ -63,9 +64,13 @@ fn pods_are_between_sus_and_the_fabric() {
     let shown = |document: &document::Document| {
         let root = document.root();
         let members = root.get("spec.members").unwrap();
-        let names = members.items().map(|member| member.text("selector.exactMatch.name").unwrap().to_owned());
-        let kinds: BTreeSet<_> =
-            members.items().map(|member| member.text("type").unwrap().to_owned()).collect();
+        let names = members
+            .items()
+            .map(|member| member.text("selector.exactMatch.name").unwrap().to_owned());
+        let kinds: BTreeSet<_> = members
+            .items()
+            .map(|member| member.text("type").unwrap().to_owned())
+            .collect();
         let tier = &root.get("spec.tier").unwrap().value;
         format!(
             "{} {tier} {kinds:?} {}",
@@ -85,7 +90,10 @@ fn pods_are_between_sus_and_the_fabric() {
     );
     // The names for labels are there, too, where one of them stands for both.
     let place = &json(&plan)["n4"];
-    assert_eq!((&place["podName"], &place["suName"]), (&json!("pod1"), &json!("pod1-su0")));
+    assert_eq!(
+        (&place["podName"], &place["suName"]),
+        (&json!("pod1"), &json!("pod1-su0"))
+    );
     assert_eq!(place["switches"], json!(["pod1-su0", "fabric"]));
 }
 
@@ -96,7 +104,9 @@ fn without_positions_leaves_or_formulas_decide() {
         let mut plan = two_sus(more);
         plan.positions.clear();
         if !routes {
-            plan.pools.iter_mut().for_each(|pool| pool.spec.routes.clear());
+            plan.pools
+                .iter_mut()
+                .for_each(|pool| pool.spec.routes.clear());
         }
         plan
     };
@@ -117,15 +127,27 @@ fn names_that_a_target_cannot_have_are_refused() {
     let mut plan = two_sus("leafName: Leaf-{su}-{host/2}-{rail}\n");
     let error = volcano::write(&plan).unwrap_err().to_string();
     assert!(error.contains("leaf group su0-Leaf-0-0-0: "), "{error}");
-    for cable in plan.pools.iter_mut().flat_map(|pool| pool.cables.iter_mut().flatten()) {
+    for cable in plan
+        .pools
+        .iter_mut()
+        .flat_map(|pool| pool.cables.iter_mut().flatten())
+    {
         cable.leaf.as_mut().unwrap().push_str(&"x".repeat(64));
     }
-    let error = slurm::write(&plan, slurm::Plugin::Tree).unwrap_err().to_string();
+    let error = slurm::write(&plan, slurm::Plugin::Tree)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("64"), "{error}");
     plan.positions.clear();
-    plan.pools.iter_mut().for_each(|pool| pool.spec.routes.clear());
+    plan.pools
+        .iter_mut()
+        .for_each(|pool| pool.spec.routes.clear());
     let mut leaves = ["fabric", "fabric", "other", "other"].into_iter().cycle();
-    for cable in plan.pools.iter_mut().flat_map(|pool| pool.cables.iter_mut().flatten()) {
+    for cable in plan
+        .pools
+        .iter_mut()
+        .flat_map(|pool| pool.cables.iter_mut().flatten())
+    {
         cable.leaf = leaves.next().map(str::to_owned);
     }
     let error = switches(&plan).unwrap_err().to_string();

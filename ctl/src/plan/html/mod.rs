@@ -1,5 +1,6 @@
-//! The plan as a page for a browser: the fabric as a picture, and every link with both of its ends. Rows are made by a
-//! small script when they are opened, because a fabric may have a hundred thousand links.
+//! The plan as a page for a browser: the fabric as a picture, and every link with both of its ends.
+//! Rows are made by a small script when they are opened, because a fabric may have a hundred
+//! thousand links.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -49,9 +50,16 @@ pub fn write(plan: &Plan) -> Result<Vec<File>> {
     list(plan, &mut body);
     pools(plan, &mut body);
     body.push_str(&data("plan", &fabric.data()));
-    let text =
-        page("Plan of the fabric", include_str!("page.css"), &body, Script::Inline(include_str!("page.js")));
-    Ok(vec![File { name: "plan.html".to_owned(), text }])
+    let text = page(
+        "Plan of the fabric",
+        include_str!("page.css"),
+        &body,
+        Script::Inline(include_str!("page.js")),
+    );
+    Ok(vec![File {
+        name: "plan.html".to_owned(),
+        text,
+    }])
 }
 
 impl<'a> Fabric<'a> {
@@ -69,7 +77,12 @@ impl<'a> Fabric<'a> {
                 columns.push(first.rail);
             }
             let column = columns.len() - 1;
-            networks.push(Network { name: &first.name, rail: first.rail, plane: first.plane, column });
+            networks.push(Network {
+                name: &first.name,
+                rail: first.rail,
+                plane: first.plane,
+                column,
+            });
             for pool in pools {
                 for link in pool.links()? {
                     let node = nodes.get(link.node_name).copied().unwrap_or_default();
@@ -79,7 +92,14 @@ impl<'a> Fabric<'a> {
                 }
             }
         }
-        Ok(Fabric { plan, groups, networks, columns, nodes, links })
+        Ok(Fabric {
+            plan,
+            groups,
+            networks,
+            columns,
+            nodes,
+            links,
+        })
     }
 
     /// The links of a node by network.
@@ -104,9 +124,17 @@ impl<'a> Fabric<'a> {
             (if pods > 1 { pods } else { 0 }, "pod", "pods"),
             (sus, "SU", "SUs"),
             (self.nodes.len(), "node", "nodes"),
-            (self.columns.iter().filter(|rail| rail.is_some()).count(), "rail", "rails"),
+            (
+                self.columns.iter().filter(|rail| rail.is_some()).count(),
+                "rail",
+                "rails",
+            ),
             (leaves, "leaf", "leaves"),
-            (self.links.iter().filter(|links| !links.is_empty()).count(), "link", "links"),
+            (
+                self.links.iter().filter(|links| !links.is_empty()).count(),
+                "link",
+                "links",
+            ),
             (self.plan.pools.len(), "pool", "pools"),
         ];
         let mut text = "<h1>Plan of the fabric</h1>\n<p class=\"counts\">".to_owned();
@@ -170,7 +198,8 @@ impl<'a> Fabric<'a> {
         text.push_str("</a>\n");
     }
 
-    /// The leaves of a group, a line for each plane, with the wires to the first and the last node below them.
+    /// The leaves of a group, a line for each plane, with the wires to the first and the last node
+    /// below them.
     fn drawing(&self, group: &Group<'_>, is_large: bool, text: &mut String) {
         let width = self.columns.len();
         // The leaves at each place, line by line; a place that has none known has an empty name.
@@ -183,9 +212,14 @@ impl<'a> Fabric<'a> {
                     if leaves.len() <= place {
                         leaves.resize_with((place / width + 1) * width, Vec::new);
                     }
-                    let leaf =
-                        link.cables.get(at).and_then(|cable| cable.leaf.as_deref()).unwrap_or_default();
-                    if let Some(there) = leaves.get_mut(place).filter(|there| !there.contains(&leaf)) {
+                    let leaf = link
+                        .cables
+                        .get(at)
+                        .and_then(|cable| cable.leaf.as_deref())
+                        .unwrap_or_default();
+                    if let Some(there) =
+                        leaves.get_mut(place).filter(|there| !there.contains(&leaf))
+                    {
                         there.push(leaf);
                     }
                 }
@@ -197,7 +231,11 @@ impl<'a> Fabric<'a> {
         let mut ends: Vec<(&str, usize)> = Vec::new();
         if is_large {
             for plane in 0..planes {
-                let name = if planes > 1 { format!("plane {plane}") } else { "leaves".to_owned() };
+                let name = if planes > 1 {
+                    format!("plane {plane}")
+                } else {
+                    "leaves".to_owned()
+                };
                 names.push(("dim", name));
             }
             let count = group.nodes.len();
@@ -215,23 +253,35 @@ impl<'a> Fabric<'a> {
         let top = if is_large { 22 } else { 4 };
         let x = |column: usize| left + column * PITCH + PITCH / 2;
         let y = |line: usize| top + line * PITCH + SIZE / 2;
-        let (right, bottom) = (left + width * PITCH + 2, top + names.len().max(planes) * PITCH);
+        let (right, bottom) = (
+            left + width * PITCH + 2,
+            top + names.len().max(planes) * PITCH,
+        );
         let _ = write!(
             text,
             "<svg width=\"{right}\" height=\"{bottom}\" viewBox=\"0 0 {right} {bottom}\" role=\"img\">"
         );
         for (line, (class, name)) in names.iter().enumerate() {
-            let _ =
-                write!(text, "<text class=\"{class}\" x=\"2\" y=\"{}\">{}</text>", y(line) + 4, escape(name));
+            let _ = write!(
+                text,
+                "<text class=\"{class}\" x=\"2\" y=\"{}\">{}</text>",
+                y(line) + 4,
+                escape(name)
+            );
         }
         for (column, rail) in self.columns.iter().enumerate().filter(|_| is_large) {
             let label = rail.map_or_else(|| "?".to_owned(), |rail| format!("r{rail}"));
             let (colour, x) = (colour(*rail, column), x(column));
-            let _ = write!(text, "<text class=\"label r{colour}\" x=\"{x}\" y=\"14\">{label}</text>");
+            let _ = write!(
+                text,
+                "<text class=\"label r{colour}\" x=\"{x}\" y=\"14\">{label}</text>"
+            );
         }
         for (node, line) in ends.iter().rev() {
             let links = self.networks.iter().zip(self.links_of(node));
-            let columns = links.filter(|(_, links)| !links.is_empty()).map(|(network, _)| network);
+            let columns = links
+                .filter(|(_, links)| !links.is_empty())
+                .map(|(network, _)| network);
             for Network { rail, column, .. } in columns {
                 let (colour, x, from, to) = (colour(*rail, *column), x(*column), y(0), y(*line));
                 let _ = write!(
@@ -241,13 +291,20 @@ impl<'a> Fabric<'a> {
                 );
             }
         }
-        for (place, leaves) in leaves.iter().enumerate().filter(|(_, leaves)| !leaves.is_empty()) {
+        for (place, leaves) in leaves
+            .iter()
+            .enumerate()
+            .filter(|(_, leaves)| !leaves.is_empty())
+        {
             let (column, line) = (place % width, place / width);
             let (class, title) = match leaves.as_slice() {
                 [""] => ("none".to_owned(), String::new()),
                 leaves => {
                     let rail = self.columns.get(column).copied().flatten();
-                    (format!("leaf r{}", colour(rail, column)), escape(&leaves.join(" ")))
+                    (
+                        format!("leaf r{}", colour(rail, column)),
+                        escape(&leaves.join(" ")),
+                    )
                 }
             };
             let (x, y) = (x(column) - SIZE / 2, y(line) - SIZE / 2);
@@ -257,20 +314,33 @@ impl<'a> Fabric<'a> {
             );
             if leaves.len() > 1 {
                 let (x, y, count) = (x + SIZE / 2, y + SIZE / 2 + 4, leaves.len());
-                let _ = write!(text, "<text class=\"in\" x=\"{x}\" y=\"{y}\">{count}</text>");
+                let _ = write!(
+                    text,
+                    "<text class=\"in\" x=\"{x}\" y=\"{y}\">{count}</text>"
+                );
             }
         }
         text.push_str("</svg>\n");
     }
 
-    /// What the script shows, as JSON. A fabric may have a hundred thousand links, so that lists have no keys:
-    /// `nodes` is [name, group, [[addresses, gateways, [[leaf, port, interface, MTU, VRF]]]]], by the number of the network.
+    /// What the script shows, as JSON. A fabric may have a hundred thousand links, so that lists
+    /// have no keys: `nodes` is [name, group, [[addresses, gateways, [[leaf, port, interface, MTU,
+    /// VRF]]]]], by the number of the network.
     fn data(&self) -> String {
         let mut text = "{\"networks\":[".to_owned();
-        for (number, Network { name, rail, column, .. }) in self.networks.iter().enumerate() {
+        for (
+            number,
+            Network {
+                name, rail, column, ..
+            },
+        ) in self.networks.iter().enumerate()
+        {
             let (comma, name, colour) = (comma(number), quoted(Some(name)), colour(*rail, *column));
             let rail = rail.map_or_else(|| "null".to_owned(), |rail| rail.to_string());
-            let _ = write!(text, "{comma}{{\"name\":{name},\"rail\":{rail},\"colour\":{colour}}}");
+            let _ = write!(
+                text,
+                "{comma}{{\"name\":{name},\"rail\":{rail},\"colour\":{colour}}}"
+            );
         }
         text.push_str("],\"groups\":[");
         for (number, group) in self.groups.iter().enumerate() {
@@ -285,7 +355,12 @@ impl<'a> Fabric<'a> {
         text.push_str("],\"nodes\":[");
         for (number, group) in self.groups.iter().enumerate() {
             for (at, node) in group.nodes.iter().enumerate() {
-                let _ = write!(text, "{}[{},{number},[", comma(number + at), quoted(Some(node)));
+                let _ = write!(
+                    text,
+                    "{}[{},{number},[",
+                    comma(number + at),
+                    quoted(Some(node))
+                );
                 for (network, links) in self.links_of(node).iter().enumerate() {
                     text.push_str(comma(network));
                     link_data(links, &leaves, &mut text);
@@ -293,7 +368,10 @@ impl<'a> Fabric<'a> {
                 text.push_str("]]");
             }
         }
-        let (mtu, vrf) = (has_mtu(self.plan), self.plan.pools.iter().any(Pool::has_vrf));
+        let (mtu, vrf) = (
+            has_mtu(self.plan),
+            self.plan.pools.iter().any(Pool::has_vrf),
+        );
         let _ = write!(text, "],\"mtu\":{mtu},\"vrf\":{vrf}}}");
         text
     }
@@ -308,21 +386,46 @@ fn link_data(links: &[Link<'_>], leaves: &BTreeMap<&str, usize>, text: &mut Stri
     text.push_str("[\"");
     for (number, link) in links.iter().enumerate() {
         let space = if number > 0 { " " } else { "" };
-        let _ = write!(text, "{space}{}/{}", link.host, link.allocation.prefix.prefix_len());
+        let _ = write!(
+            text,
+            "{space}{}/{}",
+            link.host,
+            link.allocation.prefix.prefix_len()
+        );
     }
     text.push_str("\",\"");
-    for (number, gateway) in links.iter().filter_map(|link| link.allocation.gateway).enumerate() {
+    for (number, gateway) in links
+        .iter()
+        .filter_map(|link| link.allocation.gateway)
+        .enumerate()
+    {
         let space = if number > 0 { " " } else { "" };
         let _ = write!(text, "{space}{gateway}");
     }
     text.push_str("\",[");
-    for (number, Cable { interface, mtu, leaf, port, vrf, .. }) in cables.iter().enumerate() {
-        let or_null =
-            |number: Option<usize>| number.map_or_else(|| "null".to_owned(), |number| number.to_string());
+    for (
+        number,
+        Cable {
+            interface,
+            mtu,
+            leaf,
+            port,
+            vrf,
+            ..
+        },
+    ) in cables.iter().enumerate()
+    {
+        let or_null = |number: Option<usize>| {
+            number.map_or_else(|| "null".to_owned(), |number| number.to_string())
+        };
         let leaf = or_null(leaf.as_deref().and_then(|leaf| leaves.get(leaf).copied()));
         let mtu = or_null(mtu.map(|mtu| mtu as usize));
         let [port, interface, vrf] = [port, interface, vrf].map(|name| quoted(name.as_deref()));
-        let _ = write!(text, "{}[{leaf},{port},{interface},{mtu},{vrf}]", comma(number));
+        let _ = write!(
+            text,
+            "{}[{leaf},{port},{interface},{mtu},{vrf}]",
+            comma(number)
+        );
     }
     text.push_str("]]");
 }
@@ -351,15 +454,26 @@ fn short(name: &str) -> String {
 
 /// The search, and the table that the script fills.
 fn list(plan: &Plan, text: &mut String) {
-    let mut headers =
-        vec!["Node", "Group", "Network", "Host port", "Host address", "Leaf", "Leaf port", "Leaf address"];
+    let mut headers = vec![
+        "Node",
+        "Group",
+        "Network",
+        "Host port",
+        "Host address",
+        "Leaf",
+        "Leaf port",
+        "Leaf address",
+    ];
     if has_mtu(plan) {
         headers.push("MTU");
     }
     if plan.pools.iter().any(Pool::has_vrf) {
         headers.push("VRF");
     }
-    let head: String = headers.iter().map(|header| format!("<th>{header}</th>")).collect();
+    let head: String = headers
+        .iter()
+        .map(|header| format!("<th>{header}</th>"))
+        .collect();
     let _ = write!(
         text,
         "<h2 id=\"links\">Links</h2>\n<div class=\"find\"><input id=\"find\" type=\"search\" aria-label=\"Search\" \
@@ -372,7 +486,10 @@ fn list(plan: &Plan, text: &mut String) {
 }
 
 fn has_mtu(plan: &Plan) -> bool {
-    plan.pools.iter().flat_map(|pool| pool.cables.iter().flatten()).any(|cable| cable.mtu.is_some())
+    plan.pools
+        .iter()
+        .flat_map(|pool| pool.cables.iter().flatten())
+        .any(|cable| cable.mtu.is_some())
 }
 
 fn pools(plan: &Plan, text: &mut String) {
@@ -381,10 +498,24 @@ fn pools(plan: &Plan, text: &mut String) {
         let routes: Vec<_> = pool.spec.routes.iter().map(|to| to.dst.as_str()).collect();
         let (rail, plane) = (shown(pool.rail), shown(pool.plane));
         let count = pool.spec.static_allocations.len().to_string();
-        vec![pool.name.clone(), rail, plane, pool.spec.cidr.clone(), routes.join(" "), count]
+        vec![
+            pool.name.clone(),
+            rail,
+            plane,
+            pool.spec.cidr.clone(),
+            routes.join(" "),
+            count,
+        ]
     });
     let rows: Vec<Vec<String>> = rows.collect();
-    let headers = ["Pool", "Rail", "Plane", "Prefix", "Routes of the host", "Links"];
+    let headers = [
+        "Pool",
+        "Rail",
+        "Plane",
+        "Prefix",
+        "Routes of the host",
+        "Links",
+    ];
     text.push_str("<h2>Pools</h2>\n");
     text.push_str(&table(&headers, rows, |_, _| ""));
 }

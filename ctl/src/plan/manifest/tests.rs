@@ -9,7 +9,10 @@ fn read_text(text: &str) -> Result<Plan> {
 }
 
 fn written(plan: &Plan) -> String {
-    plan.pools.iter().map(|pool| format!("---\n{}", super::text(pool, &ports(pool)))).collect()
+    plan.pools
+        .iter()
+        .map(|pool| format!("---\n{}", super::text(pool, &ports(pool))))
+        .collect()
 }
 
 /// The rail of the deployment that the project came from, as NVIDIA's script made it there.
@@ -51,8 +54,13 @@ fn warnings_that_all_pools_have_are_one_line() {
         )
     };
     let plan = read_text(&(0..10).map(pool).collect::<String>()).unwrap();
-    let [warning] = &plan.warnings[..] else { panic!("{:?}", plan.warnings) };
-    assert!(warning.starts_with("pools:5: CIDRPool r0: spec.nodeSelector: "), "{warning}");
+    let [warning] = &plan.warnings[..] else {
+        panic!("{:?}", plan.warnings)
+    };
+    assert!(
+        warning.starts_with("pools:5: CIDRPool r0: spec.nodeSelector: "),
+        "{warning}"
+    );
     assert!(warning.contains("9 others"), "{warning}");
 }
 
@@ -66,11 +74,27 @@ fn a_number_of_a_rail_that_is_none_is_refused_with_its_line() {
         )
     };
     assert_eq!(read_text(&text("\"7\"")).unwrap().pools[0].rail, Some(7));
-    for bad in ["7", "\"x\"", "\"256\"", "[]", "\"128\"", "\"120\"\n    rail-cni/plane: \"1\""] {
+    for bad in [
+        "7",
+        "\"x\"",
+        "\"256\"",
+        "[]",
+        "\"128\"",
+        "\"120\"\n    rail-cni/plane: \"1\"",
+    ] {
         let error = read_text(&text(bad)).unwrap_err().to_string();
-        assert!(error.starts_with("pools:6: CIDRPool r: metadata.annotations.rail-cni/rail: "), "{error}");
+        assert!(
+            error.starts_with("pools:6: CIDRPool r: metadata.annotations.rail-cni/rail: "),
+            "{error}"
+        );
     }
-    assert_eq!(read_text(&text("\"119\"\n    rail-cni/plane: \"1\"")).unwrap().pools[0].number(), Some(127));
+    assert_eq!(
+        read_text(&text("\"119\"\n    rail-cni/plane: \"1\""))
+            .unwrap()
+            .pools[0]
+            .number(),
+        Some(127)
+    );
 }
 
 /// Both networks would have the same routing table and metric in a pod.
@@ -95,7 +119,10 @@ fn two_pools_of_a_node_with_the_same_rail_are_told() {
             .collect::<Vec<_>>()
     };
     let same = told(pool("two", third, "10.0.0.2/31", "b"));
-    assert!(same.len() == 1 && same[0].contains("one") && same[0].contains("two"), "{same:?}");
+    assert!(
+        same.len() == 1 && same[0].contains("one") && same[0].contains("two"),
+        "{same:?}"
+    );
     golden::says("plan", "CIDRPools: two of one rail", &same[0]);
     for (rail, prefix, node) in [
         (third, "10.0.0.2/31", "c"),
@@ -103,7 +130,10 @@ fn two_pools_of_a_node_with_the_same_rail_are_told() {
         ("rail-cni/rail: \"4\"", "10.0.0.2/31", "b"),
         ("", "10.0.0.2/31", "b"),
     ] {
-        assert!(told(pool("two", rail, prefix, node)).is_empty(), "{rail} {prefix} {node}");
+        assert!(
+            told(pool("two", rail, prefix, node)).is_empty(),
+            "{rail} {prefix} {node}"
+        );
     }
 }
 
@@ -116,7 +146,8 @@ fn pools_that_kubectl_alone_cannot_apply_are_told() {
              leafName: leaf-{{su}}-{{rail}}\nleafPort: swp{{host+1}}\n"
         );
         let mut plan =
-            crate::plan::fabric::read(&document::parse("f", text.as_bytes()).unwrap()[..1]).unwrap();
+            crate::plan::fabric::read(&document::parse("f", text.as_bytes()).unwrap()[..1])
+                .unwrap();
         let files = write(&mut plan, None).unwrap();
         let has_ports = files.iter().all(|file| file.text.contains(LEAF_PORTS));
         (has_ports, plan.warnings)
@@ -124,13 +155,19 @@ fn pools_that_kubectl_alone_cannot_apply_are_told() {
     assert_eq!(warnings(8), (true, vec![]));
     let (has_ports, told) = warnings(24);
     assert!(!has_ports && told.len() == 1, "{told:?}");
-    assert!(told[0].contains("rail-cni/leaf-ports") && told[0].contains("rail-0; rail-1: "), "{told:?}");
+    assert!(
+        told[0].contains("rail-cni/leaf-ports") && told[0].contains("rail-0; rail-1: "),
+        "{told:?}"
+    );
     golden::says("plan", "CIDRPools: too many leaf ports", &told[0]);
     let (has_ports, told) = warnings(25);
     // The API server takes what kubectl has no room for.
     assert!(has_ports);
     assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].contains("kubectl apply") && told[0].contains("rail-0; rail-1: "), "{told:?}");
+    assert!(
+        told[0].contains("kubectl apply") && told[0].contains("rail-0; rail-1: "),
+        "{told:?}"
+    );
     assert!(told[0].contains("--server-side"), "{told:?}");
 }
 
@@ -146,10 +183,16 @@ fn a_namespace_takes_precedence_over_that_of_the_source() {
                 .text("metadata.namespace")
                 .map(str::to_owned)
         };
-        files.iter().map(|file| found(file).unwrap()).collect::<HashSet<_>>()
+        files
+            .iter()
+            .map(|file| found(file).unwrap())
+            .collect::<HashSet<_>>()
     };
     assert_eq!(namespaces(None), HashSet::from([NAMESPACE.to_owned()]));
-    assert_eq!(namespaces(Some("rails")), HashSet::from(["rails".to_owned()]));
+    assert_eq!(
+        namespaces(Some("rails")),
+        HashSet::from(["rails".to_owned()])
+    );
 }
 
 proptest! {

@@ -1,7 +1,9 @@
-//! netplan files of the hosts: a fabric that was addressed by hand is read from them, and a plan is written as them.
+//! netplan files of the hosts: a fabric that was addressed by hand is read from them, and a plan is
+//! written as them.
 //!
-//! `crate::netplan` finds the rails of each host, `pools` makes pools of the rails of all hosts. An interface is
-//! written with the addresses, routes and MTU of the plan, and with the other keys that its file had.
+//! `crate::netplan` finds the rails of each host, `pools` makes pools of the rails of all hosts. An
+//! interface is written with the addresses, routes and MTU of the plan, and with the other keys
+//! that its file had.
 
 mod pools;
 #[cfg(test)]
@@ -20,8 +22,8 @@ use crate::netplan::host::{self, Notes};
 use crate::progress::Progress;
 use rail_cni::fault::{Fault, Place};
 
-/// The plan of hosts. A path is a host's file `NODE.yaml`, or a directory with such files and with directories of hosts
-/// (`NODE/*.yaml`, `NODE/etc/netplan/*.yaml`).
+/// The plan of hosts. A path is a host's file `NODE.yaml`, or a directory with such files and with
+/// directories of hosts (`NODE/*.yaml`, `NODE/etc/netplan/*.yaml`).
 pub fn read(paths: &[String]) -> Result<Plan> {
     let Found { hosts, ignored } = files::find(paths).map_err(refused)?;
     let (mut notes, mut rails) = (Notes::default(), Vec::new());
@@ -41,15 +43,22 @@ pub fn read(paths: &[String]) -> Result<Plan> {
     if plan.pools.is_empty() && notes.faults.is_empty() {
         let problem = "no interface is a rail: a rail has a prefix of its own, and a route to the network of all rails by a \
                        gateway in it; \"source\": \"host\" serves other hosts as they are (docs/host-addresses.md)";
-        notes.faults.push(Fault::whole(problem).at(Place::file(paths.join(", "))));
+        notes
+            .faults
+            .push(Fault::whole(problem).at(Place::file(paths.join(", "))));
         let reasons = notes.warnings();
         notes.faults.extend(reasons.into_iter().map(Fault::whole));
     }
     plan.warnings = notes.warnings();
     if let Some(first) = ignored.first() {
-        let others =
-            if ignored.len() > 1 { format!(" and {} others", ignored.len() - 1) } else { String::new() };
-        plan.warnings.push(format!("{first}{others}: left out, because netplan reads *.yaml"));
+        let others = if ignored.len() > 1 {
+            format!(" and {} others", ignored.len() - 1)
+        } else {
+            String::new()
+        };
+        plan.warnings.push(format!(
+            "{first}{others}: left out, because netplan reads *.yaml"
+        ));
     }
     if !notes.faults.is_empty() {
         return Err(refused(notes.faults));
@@ -61,7 +70,12 @@ pub fn read(paths: &[String]) -> Result<Plan> {
 /// A file for each node.
 pub fn write(plan: &Plan) -> Result<Vec<File>> {
     let has_inet6 = |pool: &Pool| {
-        pool.is_ipv4() && pool.spec.static_allocations.iter().any(|row| row.gateway.contains(':'))
+        pool.is_ipv4()
+            && pool
+                .spec
+                .static_allocations
+                .iter()
+                .any(|row| row.gateway.contains(':'))
     };
     plan.refuse_pools(
         has_inet6,
@@ -76,7 +90,10 @@ pub fn write(plan: &Plan) -> Result<Vec<File>> {
             text.push_str(&format!("    {}:\n", yaml::scalar(id)));
             yaml::write(&mut text, &Value::Object(keys), 6);
         }
-        File { name: format!("{node_name}.yaml"), text }
+        File {
+            name: format!("{node_name}.yaml"),
+            text,
+        }
     };
     Ok(interfaces(plan)?.into_iter().map(file).collect())
 }
@@ -94,7 +111,10 @@ impl Interface<'_> {
     /// The keys that the plan gives it.
     fn keys(&self) -> Map<String, Value> {
         let mut keys = Map::new();
-        keys.insert("addresses".to_owned(), self.addresses.iter().map(IpNet::to_string).collect());
+        keys.insert(
+            "addresses".to_owned(),
+            self.addresses.iter().map(IpNet::to_string).collect(),
+        );
         if !self.routes.is_empty() {
             keys.insert("routes".to_owned(), Value::from(self.routes.clone()));
         }
@@ -105,54 +125,90 @@ impl Interface<'_> {
     }
 }
 
-/// The nodes in the order of their names, their interfaces in the order of the pools. Both families of a rail have
-/// one interface.
+/// The nodes in the order of their names, their interfaces in the order of the pools. Both families
+/// of a rail have one interface.
 fn interfaces(plan: &Plan) -> Result<Vec<(&str, Vec<Interface<'_>>)>> {
-    let mut nodes: Vec<(&str, Vec<Interface<'_>>)> =
-        plan.nodes().into_iter().map(|node_name| (node_name, Vec::new())).collect();
-    let places: HashMap<&str, usize> =
-        nodes.iter().enumerate().map(|(place, (node_name, _))| (*node_name, place)).collect();
+    let mut nodes: Vec<(&str, Vec<Interface<'_>>)> = plan
+        .nodes()
+        .into_iter()
+        .map(|node_name| (node_name, Vec::new()))
+        .collect();
+    let places: HashMap<&str, usize> = nodes
+        .iter()
+        .enumerate()
+        .map(|(place, (node_name, _))| (*node_name, place))
+        .collect();
     let (mut faults, mut told) = (Vec::new(), HashSet::new());
     for pool in &plan.pools {
         for link in pool.links()? {
-            let of_node = places.get(link.node_name).and_then(|place| nodes.get_mut(*place));
-            let Some((node_name, interfaces)) = of_node else { continue };
+            let of_node = places
+                .get(link.node_name)
+                .and_then(|place| nodes.get_mut(*place));
+            let Some((node_name, interfaces)) = of_node else {
+                continue;
+            };
             let (id, cable) = match interface_of(link.cables) {
                 Ok(found) => found,
                 Err(fault) => {
                     // Both families of a rail have the same cables.
-                    if pool.rail.is_none() || told.insert((link.node_name.to_owned(), pool.number())) {
+                    if pool.rail.is_none()
+                        || told.insert((link.node_name.to_owned(), pool.number()))
+                    {
                         faults.push(fault.of(format!("node {node_name} in pool {}", pool.name)));
                     }
                     continue;
                 }
             };
-            let place = interfaces.iter().position(|one| one.id == id).unwrap_or(interfaces.len());
+            let place = interfaces
+                .iter()
+                .position(|one| one.id == id)
+                .unwrap_or(interfaces.len());
             if place == interfaces.len() {
                 let kept = cable.netplan.as_ref().map(|ethernet| &*ethernet.keys);
                 let (addresses, routes) = (Vec::new(), Vec::new());
-                interfaces.push(Interface { id, addresses, routes, mtu: cable.mtu, kept });
+                interfaces.push(Interface {
+                    id,
+                    addresses,
+                    routes,
+                    mtu: cable.mtu,
+                    kept,
+                });
             }
-            let Some(interface) = interfaces.get_mut(place) else { continue };
-            interface.addresses.push(IpNet::new_assert(link.host, link.allocation.prefix.prefix_len()));
+            let Some(interface) = interfaces.get_mut(place) else {
+                continue;
+            };
+            interface.addresses.push(IpNet::new_assert(
+                link.host,
+                link.allocation.prefix.prefix_len(),
+            ));
             if let Some(via) = link.allocation.gateway {
                 let is_unnumbered = pool.spec.is_unnumbered;
                 let route = |to: &rail_cni::pool::To| match is_unnumbered {
                     true => json!({"to": to.dst, "via": via, "on-link": true}),
                     false => json!({"to": to.dst, "via": via}),
                 };
-                interface.routes.extend(link.allocation.routes.iter().map(route));
+                interface
+                    .routes
+                    .extend(link.allocation.routes.iter().map(route));
             }
         }
     }
-    if faults.is_empty() { Ok(nodes) } else { Err(refused(faults)) }
+    if faults.is_empty() {
+        Ok(nodes)
+    } else {
+        Err(refused(faults))
+    }
 }
 
 /// The interface of a row, by its key in netplan files. An address is on one interface.
 fn interface_of(cables: &[Cable]) -> Result<(&str, &Cable), Fault> {
     let mut found: Option<(&str, &Cable)> = None;
     for cable in cables {
-        let id = cable.netplan.as_ref().map(|ethernet| &ethernet.id).or(cable.interface.as_ref());
+        let id = cable
+            .netplan
+            .as_ref()
+            .map(|ethernet| &ethernet.id)
+            .or(cable.interface.as_ref());
         match (id, found) {
             (None, _) => (),
             (Some(id), None) => found = Some((id, cable)),
@@ -174,13 +230,18 @@ fn only_what_is_not_planned(plan: &mut Plan) -> Result<()> {
     let mut planned: HashMap<(String, String), Map<String, Value>> = HashMap::new();
     for (node_name, interfaces) in interfaces(plan)? {
         for interface in interfaces {
-            planned.insert((node_name.to_owned(), interface.id.to_owned()), interface.keys());
+            planned.insert(
+                (node_name.to_owned(), interface.id.to_owned()),
+                interface.keys(),
+            );
         }
     }
     for Pool { spec, cables, .. } in &mut plan.pools {
         for (row, cables) in spec.static_allocations.iter().zip(cables) {
             for cable in cables {
-                let Some(Ethernet { id, keys }) = cable.netplan.as_deref_mut() else { continue };
+                let Some(Ethernet { id, keys }) = cable.netplan.as_deref_mut() else {
+                    continue;
+                };
                 if let Some(planned) = planned.get(&(row.node_name.clone(), id.clone())) {
                     Rc::make_mut(keys).retain(|key, value| planned.get(key) != Some(value));
                 }

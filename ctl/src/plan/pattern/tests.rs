@@ -23,7 +23,10 @@ fn numbers_are_counted_as_the_pattern_says() {
     ] {
         assert_eq!(rendered(pattern, [7, 1, 37]), name, "{pattern}");
     }
-    assert_eq!(rendered("{rail*999999+999999}", [u64::MAX, 0, 0]), u64::MAX.to_string());
+    assert_eq!(
+        rendered("{rail*999999+999999}", [u64::MAX, 0, 0]),
+        u64::MAX.to_string()
+    );
 }
 
 #[test]

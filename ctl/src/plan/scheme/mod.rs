@@ -1,6 +1,7 @@
-//! Schemes compute the prefix of a link from its place in the fabric: [`spectrum_x`] by NVIDIA's formulas, [`patterns`]
-//! by those of a fabric file. What is here holds for all of them: links are put into pools one by one, and those that
-//! exclude each other are found. All numbers count from 0.
+//! Schemes compute the prefix of a link from its place in the fabric: [`spectrum_x`] by NVIDIA's
+//! formulas, [`patterns`] by those of a fabric file. What is here holds for all of them: links are
+//! put into pools one by one, and those that exclude each other are found. All numbers count from
+//! 0.
 
 pub mod patterns;
 pub mod spectrum_x;
@@ -24,7 +25,8 @@ use rail_cni::pool::is_name;
 pub use patterns::Patterns;
 pub use spectrum_x::{Family, Scheme, Tiers, is_first_octet, place_of, position_of};
 
-/// Reading stops at this many faults, because a pattern or an attribute that is wrong everywhere makes millions.
+/// Reading stops at this many faults, because a pattern or an attribute that is wrong everywhere
+/// makes millions.
 pub(super) const MAX_FAULTS: usize = 1000;
 
 /// How traffic is spread over planes.
@@ -106,14 +108,22 @@ pub struct Origin {
 impl Origin {
     /// A fault of the link.
     pub fn fault(self, problem: impl Into<String>) -> Fault {
-        let Origin { place, subject, path } = self;
+        let Origin {
+            place,
+            subject,
+            path,
+        } = self;
         Fault::new(path, problem).at(place).of(subject)
     }
 }
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Origin { place, subject, path } = self;
+        let Origin {
+            place,
+            subject,
+            path,
+        } = self;
         let parts = [place.to_string(), subject.clone(), path.clone()];
         let given: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
         f.write_str(&given.join(": "))
@@ -151,7 +161,8 @@ struct Found {
 }
 
 impl Formula<'_> {
-    /// The plan of these links. `origin` says where the source has the link with a number, counted from 0.
+    /// The plan of these links. `origin` says where the source has the link with a number, counted
+    /// from 0.
     pub fn plan(
         self,
         links: impl IntoIterator<Item = HostLink>,
@@ -160,7 +171,9 @@ impl Formula<'_> {
         let mut builder = Builder::new(self, origin);
         for (number, link) in links.into_iter().enumerate() {
             if builder.faults.len() >= MAX_FAULTS {
-                builder.faults.push(origin(number).fault("too many faults: reading stopped here"));
+                builder
+                    .faults
+                    .push(origin(number).fault("too many faults: reading stopped here"));
                 break;
             }
             builder.add(number, &link);
@@ -190,15 +203,30 @@ impl Formula<'_> {
             Formula::Patterns(_) => Vec::new(),
         };
         if !is_name(&link.node_name) {
-            faults.push(Fault::whole(format!("{:?} is not a valid name of a node", link.node_name)));
+            faults.push(Fault::whole(format!(
+                "{:?} is not a valid name of a node",
+                link.node_name
+            )));
         }
         faults.extend(link.cable.faults().into_iter().flatten().map(Fault::whole));
-        if faults.is_empty() { Ok(()) } else { Err(faults) }
+        if faults.is_empty() {
+            Ok(())
+        } else {
+            Err(faults)
+        }
     }
 
     fn key(self, link: &HostLink, version: IpVersion) -> Key {
-        let plane = if self.mode() == Mode::Swplb { byte(link.plane) } else { 0 };
-        Key { rail: byte(link.rail), plane, version }
+        let plane = if self.mode() == Mode::Swplb {
+            byte(link.plane)
+        } else {
+            0
+        };
+        Key {
+            rail: byte(link.rail),
+            plane,
+            version,
+        }
     }
 
     /// The prefix and the gateway of a link, or why it has none.
@@ -210,7 +238,11 @@ impl Formula<'_> {
     }
 
     fn pool(self, key: Key, rows: Rows, planes: Planes) -> Result<Pool, Fault> {
-        let Key { rail, plane, version } = key;
+        let Key {
+            rail,
+            plane,
+            version,
+        } = key;
         let mut name = format!("rail-{rail}");
         if self.mode() == Mode::Swplb {
             name.push_str(&format!("-plane-{plane}"));
@@ -220,15 +252,28 @@ impl Formula<'_> {
         }
         let mut spec = match self {
             Formula::SpectrumX(scheme) => scheme.spec(&rows, version, planes),
-            Formula::Patterns(patterns) => {
-                patterns.spec(&rows, key).map_err(|fault| fault.of(format!("pool {name}")))?
-            }
+            Formula::Patterns(patterns) => patterns
+                .spec(&rows, key)
+                .map_err(|fault| fault.of(format!("pool {name}")))?,
         };
         let mut cables = Vec::with_capacity(rows.by_prefix.len());
         spec.static_allocations.reserve_exact(rows.by_prefix.len());
-        for (prefix, Found { node_name, gateway, cables: of_row, .. }) in rows.by_prefix {
+        for (
+            prefix,
+            Found {
+                node_name,
+                gateway,
+                cables: of_row,
+                ..
+            },
+        ) in rows.by_prefix
+        {
             let (gateway, prefix) = (gateway.to_string(), prefix.to_string());
-            spec.static_allocations.push(Row { node_name, gateway, prefix });
+            spec.static_allocations.push(Row {
+                node_name,
+                gateway,
+                prefix,
+            });
             cables.push(of_row);
         }
         Ok(Pool {
@@ -272,7 +317,14 @@ impl<'a> Builder<'a> {
     }
 
     fn plan(self) -> Result<Plan, Vec<Fault>> {
-        let Builder { formula, pools: of_key, planes, positions, mut faults, .. } = self;
+        let Builder {
+            formula,
+            pools: of_key,
+            planes,
+            positions,
+            mut faults,
+            ..
+        } = self;
         let mut pools = Vec::with_capacity(of_key.len());
         if faults.is_empty() {
             for (key, rows) in of_key {
@@ -281,7 +333,15 @@ impl<'a> Builder<'a> {
                     .map_or_else(|fault| faults.push(fault), |pool| pools.push(pool));
             }
         }
-        if faults.is_empty() { Ok(Plan { pools, positions, ..Plan::default() }) } else { Err(faults) }
+        if faults.is_empty() {
+            Ok(Plan {
+                pools,
+                positions,
+                ..Plan::default()
+            })
+        } else {
+            Err(faults)
+        }
     }
 
     fn fault(&mut self, number: usize, problem: String) {
@@ -291,10 +351,24 @@ impl<'a> Builder<'a> {
     fn add(&mut self, number: usize, link: &HostLink) {
         if let Err(faults) = self.formula.check(link) {
             let origin = (self.origin)(number);
-            self.faults.extend(faults.into_iter().map(|Fault { path: field, problem, .. }| {
-                let dot = if field.is_empty() || origin.path.is_empty() { "" } else { "." };
-                Origin { path: format!("{}{dot}{field}", origin.path), ..origin.clone() }.fault(problem)
-            }));
+            self.faults.extend(faults.into_iter().map(
+                |Fault {
+                     path: field,
+                     problem,
+                     ..
+                 }| {
+                    let dot = if field.is_empty() || origin.path.is_empty() {
+                        ""
+                    } else {
+                        "."
+                    };
+                    Origin {
+                        path: format!("{}{dot}{field}", origin.path),
+                        ..origin.clone()
+                    }
+                    .fault(problem)
+                },
+            ));
             return;
         }
         if link.plane > 0 {
@@ -303,7 +377,8 @@ impl<'a> Builder<'a> {
         // A node has many links, and its name is copied once.
         if !self.positions.contains_key(&link.node_name) {
             let HostLink { pod, su, .. } = *link;
-            self.positions.insert(link.node_name.clone(), Position { pod, su });
+            self.positions
+                .insert(link.node_name.clone(), Position { pod, su });
         }
         self.claim_leaf_port(number, link);
         self.claim_interface(number, link);
@@ -318,24 +393,38 @@ impl<'a> Builder<'a> {
 
     /// A port of a leaf has one cable.
     fn claim_leaf_port(&mut self, number: usize, link: &HostLink) {
-        let Cable { leaf: Some(leaf), port: Some(port), .. } = &link.cable else { return };
+        let Cable {
+            leaf: Some(leaf),
+            port: Some(port),
+            ..
+        } = &link.cable
+        else {
+            return;
+        };
         if let Some(first) = self.ports.insert(hash(leaf, port), number) {
             let first = (self.origin)(first);
-            let problem =
-                format!("port {port} of {leaf} has another cable ({first}): correct one of the ports");
+            let problem = format!(
+                "port {port} of {leaf} has another cable ({first}): correct one of the ports"
+            );
             self.fault(number, problem);
         }
     }
 
     /// An interface of a node is on one rail.
     fn claim_interface(&mut self, number: usize, link: &HostLink) {
-        let Some(interface) = &link.cable.interface else { return };
+        let Some(interface) = &link.cable.interface else {
+            return;
+        };
         let (node_name, on) = (&link.node_name, self.formula.key(link, IpVersion::V4));
-        match self.interfaces.insert(hash(node_name, interface), (number, on)) {
+        match self
+            .interfaces
+            .insert(hash(node_name, interface), (number, on))
+        {
             Some((first, other)) if other != on => {
                 let (first, rail) = ((self.origin)(first), other.rail);
-                let problem =
-                    format!("interface {interface} of node {node_name} is also on rail {rail} ({first})");
+                let problem = format!(
+                    "interface {interface} of node {node_name} is also on rail {rail} ({first})"
+                );
                 self.fault(number, problem);
             }
             _ => (),
@@ -343,20 +432,39 @@ impl<'a> Builder<'a> {
     }
 
     /// A node has one prefix in a pool, and a prefix has one node.
-    fn add_row(&mut self, number: usize, link: &HostLink, version: IpVersion) -> Result<(), String> {
+    fn add_row(
+        &mut self,
+        number: usize,
+        link: &HostLink,
+        version: IpVersion,
+    ) -> Result<(), String> {
         let key = self.formula.key(link, version);
         let (prefix, gateway) = self.formula.ends(link, version)?;
         let rows = self.pools.entry(key).or_default();
         let name = &link.node_name;
-        if let Some(other) = rows.of_node.insert(name.clone(), prefix).filter(|other| *other != prefix) {
+        if let Some(other) = rows
+            .of_node
+            .insert(name.clone(), prefix)
+            .filter(|other| *other != prefix)
+        {
             return Err(format!(
                 "node {name} has {other} on rail {} by another link, and {prefix} by this one",
                 key.rail
             ));
         }
         let entry = rows.by_prefix.entry(prefix);
-        let new = || Found { node_name: name.clone(), gateway, cables: Vec::new(), first: number };
-        let Found { node_name: node, cables, first, .. } = entry.or_insert_with(new);
+        let new = || Found {
+            node_name: name.clone(),
+            gateway,
+            cables: Vec::new(),
+            first: number,
+        };
+        let Found {
+            node_name: node,
+            cables,
+            first,
+            ..
+        } = entry.or_insert_with(new);
         if node != name {
             let first = (self.origin)(*first);
             return Err(format!(
@@ -373,20 +481,31 @@ impl<'a> Builder<'a> {
 }
 
 impl Cable {
-    /// The faults of the names of interface, leaf, port and VRF, in this order. These names become words of commands and
-    /// of files, where they must need no quotes.
+    /// The faults of the names of interface, leaf, port and VRF, in this order. These names become
+    /// words of commands and of files, where they must need no quotes.
     pub fn faults(&self) -> [Option<String>; 4] {
-        let Cable { interface, leaf, port, vrf, .. } = self;
+        let Cable {
+            interface,
+            leaf,
+            port,
+            vrf,
+            ..
+        } = self;
         let is_port = |name: &str| {
             name.starts_with(|first: char| first.is_ascii_alphanumeric())
-                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-/:".contains(&byte))
+                && name
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || b"_.-/:".contains(&byte))
         };
-        // A VRF is a netdev of the switch. These two are always there: mgmt has the switch's own port.
+        // A VRF is a netdev of the switch. These two are always there: mgmt has the switch's own
+        // port.
         let is_vrf = |name: &str| {
             name.starts_with(|first: char| first.is_ascii_alphabetic())
                 && name.len() <= 15
                 && !["default", "mgmt"].contains(&name)
-                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
+                && name
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
         };
         let wrong = |name: &Option<String>, is_good: &dyn Fn(&str) -> bool, what: &str| {
             name.as_ref()

@@ -1,5 +1,6 @@
-//! The addresses of fabrics that are not NVIDIA's, by the patterns of a fabric file. A link has a prefix of its own
-//! (`l3-p2p`), or it is unnumbered: the host has an address alone, and the gateway is on the link without a prefix.
+//! The addresses of fabrics that are not NVIDIA's, by the patterns of a fabric file. A link has a
+//! prefix of its own (`l3-p2p`), or it is unnumbered: the host has an address alone, and the
+//! gateway is on the link without a prefix.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -27,7 +28,8 @@ pub struct Patterns {
 pub struct Addresses {
     /// The family.
     pub version: IpVersion,
-    /// The first address of the link's prefix, or the address of an unnumbered host, by pod, SU, host, rail and plane.
+    /// The first address of the link's prefix, or the address of an unnumbered host, by pod, SU,
+    /// host, rail and plane.
     pub address: Pattern<5>,
     /// The leaf's end of a link.
     pub leaf: Leaf,
@@ -58,7 +60,11 @@ impl Patterns {
     }
 
     /// The prefix and the gateway of a link, or why it has none.
-    pub(super) fn ends(&self, link: &HostLink, version: IpVersion) -> Result<(IpNet, IpAddr), String> {
+    pub(super) fn ends(
+        &self,
+        link: &HostLink,
+        version: IpVersion,
+    ) -> Result<(IpNet, IpAddr), String> {
         let Some(Addresses { address, leaf, .. }) = self.of(version) else {
             return Err("there is no pattern for this family".to_owned());
         };
@@ -66,7 +72,8 @@ impl Patterns {
         let first = unicast(&address.render(&numbers))?;
         match leaf {
             Leaf::Numbered { length, polarity } => {
-                let prefix = IpNet::new(first, *length).map_err(|_| format!("{first} has no /{length}"))?;
+                let prefix =
+                    IpNet::new(first, *length).map_err(|_| format!("{first} has no /{length}"))?;
                 if prefix != prefix.trunc() {
                     let start = prefix.network();
                     return Err(format!(
@@ -76,7 +83,10 @@ impl Patterns {
                     ));
                 }
                 let (_, index) = sides(*length, *polarity);
-                Ok((prefix, self::address(bits(first) + u128::from(index), version)))
+                Ok((
+                    prefix,
+                    self::address(bits(first) + u128::from(index), version),
+                ))
             }
             Leaf::Unnumbered(gateway) => {
                 let gateway = unicast(&gateway.render(&numbers))?;
@@ -99,19 +109,32 @@ impl Patterns {
     pub(super) fn spec(&self, rows: &Rows, key: Key) -> Result<Spec, Fault> {
         let routes = self.routes_of(key);
         let holds = |route: &&IpNet| rows.by_prefix.keys().all(|prefix| route.contains(prefix));
-        let Some(cidr) = routes.iter().filter(holds).max_by_key(|route| route.prefix_len()) else {
-            let first = rows.by_prefix.keys().next().map(IpNet::to_string).unwrap_or_default();
+        let Some(cidr) = routes
+            .iter()
+            .filter(holds)
+            .max_by_key(|route| route.prefix_len())
+        else {
+            let first = rows
+                .by_prefix
+                .keys()
+                .next()
+                .map(IpNet::to_string)
+                .unwrap_or_default();
             let problem = "no route contains all prefixes of the rail, such as";
-            return Err(
-                Fault::new("routes", format!("{problem} {first}")).remedy("the nodes must reach each other")
-            );
+            return Err(Fault::new("routes", format!("{problem} {first}"))
+                .remedy("the nodes must reach each other"));
         };
         let mut spec = Spec {
             cidr: cidr.to_string(),
             per_node_network_prefix: i64::from(cidr.max_prefix_len()),
             gateway_index: None,
             static_allocations: Vec::new(),
-            routes: routes.iter().map(|dst| RouteTo { dst: dst.to_string() }).collect(),
+            routes: routes
+                .iter()
+                .map(|dst| RouteTo {
+                    dst: dst.to_string(),
+                })
+                .collect(),
             exclusions: Vec::new(),
             per_node_exclusions: Vec::new(),
             default_gateway: false,
@@ -125,29 +148,44 @@ impl Patterns {
             spec.is_unnumbered = false;
             spec.per_node_network_prefix = i64::from(*length);
             spec.gateway_index = Some(i64::from(host));
-            spec.per_node_exclusions = vec![IndexRange { start_index: leaf, end_index: leaf }];
+            spec.per_node_exclusions = vec![IndexRange {
+                start_index: leaf,
+                end_index: leaf,
+            }];
         }
         Ok(spec)
     }
 
     fn of(&self, version: IpVersion) -> Option<&Addresses> {
-        self.families.iter().find(|family| family.version == version)
+        self.families
+            .iter()
+            .find(|family| family.version == version)
     }
 
     /// The routes of a pool, each once.
-    fn routes_of(&self, Key { rail, plane, version }: Key) -> Vec<IpNet> {
+    fn routes_of(
+        &self,
+        Key {
+            rail,
+            plane,
+            version,
+        }: Key,
+    ) -> Vec<IpNet> {
         let mut found = Vec::new();
         for pattern in &self.routes {
             let route = network(&pattern.render(&[rail.into(), plane.into()]));
             found.extend(
-                route.ok().filter(|route| IpVersion::of(route.addr()) == version && !found.contains(route)),
+                route.ok().filter(|route| {
+                    IpVersion::of(route.addr()) == version && !found.contains(route)
+                }),
             );
         }
         found
     }
 }
 
-/// The indexes of the host and of the leaf in a prefix. One longer than /31 has a network and a broadcast address besides.
+/// The indexes of the host and of the leaf in a prefix. One longer than /31 has a network and a
+/// broadcast address besides.
 fn sides(length: u8, polarity: Polarity) -> (u8, u8) {
     let other = if (16..=30).contains(&length) { 2 } else { 0 };
     match polarity {
@@ -156,22 +194,31 @@ fn sides(length: u8, polarity: Polarity) -> (u8, u8) {
     }
 }
 
-/// The address that a pattern has rendered. In IPv4, a part can be a sum: `10.200.{su}.{rail*2}+{host*16}`.
+/// The address that a pattern has rendered. In IPv4, a part can be a sum:
+/// `10.200.{su}.{rail*2}+{host*16}`.
 fn parse(text: &str) -> Result<IpAddr, String> {
     let wrong = || format!("{text} is not an IP address");
     if text.contains(':') {
-        return text.parse::<Ipv6Addr>().map(IpAddr::V6).map_err(|_| wrong());
+        return text
+            .parse::<Ipv6Addr>()
+            .map(IpAddr::V6)
+            .map_err(|_| wrong());
     }
     let mut octets = [0; 4];
     let mut parts = text.split('.');
     for octet in &mut octets {
         let mut terms = parts.next().ok_or_else(wrong)?.split('+');
-        let sum =
-            terms.try_fold(0, |sum: u32, term| sum.checked_add(term.parse().ok()?)).ok_or_else(wrong)?;
-        *octet =
-            u8::try_from(sum).map_err(|_| format!("{text} is not an IP address: {sum} is more than 255"))?;
+        let sum = terms
+            .try_fold(0, |sum: u32, term| sum.checked_add(term.parse().ok()?))
+            .ok_or_else(wrong)?;
+        *octet = u8::try_from(sum)
+            .map_err(|_| format!("{text} is not an IP address: {sum} is more than 255"))?;
     }
-    if parts.next().is_some() { Err(wrong()) } else { Ok(Ipv4Addr::from(octets).into()) }
+    if parts.next().is_some() {
+        Err(wrong())
+    } else {
+        Ok(Ipv4Addr::from(octets).into())
+    }
 }
 
 /// The address of one end of a link.
@@ -182,7 +229,9 @@ fn unicast(text: &str) -> Result<IpAddr, String> {
         IpAddr::V6(v6) => v6.is_unspecified() || v6.is_loopback(),
     };
     if is_reserved || address.is_multicast() {
-        return Err(format!("{address} is not an address that a host or a leaf can have"));
+        return Err(format!(
+            "{address} is not an address that a host or a leaf can have"
+        ));
     }
     Ok(address)
 }
@@ -191,12 +240,16 @@ fn unicast(text: &str) -> Result<IpAddr, String> {
 pub fn network(text: &str) -> Result<IpNet, String> {
     let wrong = || format!("{text} is not a prefix");
     let (address, length) = text.split_once('/').ok_or_else(wrong)?;
-    let net = IpNet::new(parse(address)?, length.parse().map_err(|_| wrong())?).map_err(|_| wrong())?;
+    let net =
+        IpNet::new(parse(address)?, length.parse().map_err(|_| wrong())?).map_err(|_| wrong())?;
     if net.prefix_len() == 0 {
         return Err(format!("{net}: a rail carries no default route"));
     }
     if net != net.trunc() {
-        return Err(format!("{net} has host bits set: is {} meant?", net.trunc()));
+        return Err(format!(
+            "{net} has host bits set: is {} meant?",
+            net.trunc()
+        ));
     }
     Ok(net)
 }

@@ -1,7 +1,7 @@
 //! NVIDIA's Spectrum-X address scheme, which computes a prefix from a place in the fabric.
 //!
-//! The formulas are those of NVIDIA's k8s-launch-kit (`pkg/networkoperatorplugin/spectrumx/addressing.go`); all
-//! numbers count from 0.
+//! The formulas are those of NVIDIA's k8s-launch-kit
+//! (`pkg/networkoperatorplugin/spectrumx/addressing.go`); all numbers count from 0.
 //!
 //! | tiers, mode | first octet | second | third | rail | all rails |
 //! | --- | --- | --- | --- | --- | --- |
@@ -10,8 +10,8 @@
 //! | 3, none | 10 | `rail<<5 \| pod` | su | /11 | /8 |
 //! | 3, swplb or hwplb | 10 | `plane<<6 \| rail<<3 \| pod>>2` | `(pod&3)<<6 \| su` | /13 | /10, per plane |
 //!
-//! The last octet is `host<<1` for the even side of the link. IPv6 is `fd02:00PP:RRDD:SSHH::/64` with plane, rail,
-//! pod, SU and host; /40 is a rail, /32 a plane, /24 all planes.
+//! The last octet is `host<<1` for the even side of the link. IPv6 is `fd02:00PP:RRDD:SSHH::/64`
+//! with plane, rail, pod, SU and host; /40 is a rail, /32 a plane, /24 all planes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -64,7 +64,8 @@ pub struct Scheme {
     pub polarity: Polarity,
 }
 
-/// Whether IPv4 addresses of hosts can begin with it: 127 is the host itself, and from 224 on none is of one host.
+/// Whether IPv4 addresses of hosts can begin with it: 127 is the host itself, and from 224 on none
+/// is of one host.
 pub fn is_first_octet(octet: u8) -> bool {
     matches!(octet, 1..=126 | 128..=223)
 }
@@ -108,13 +109,21 @@ impl Scheme {
             (Tiers::Three, true) => 31,
             (Tiers::Three, false) => 255,
         };
-        Last { rail: 7, host: if is_v4 { 127 } else { 255 }, su, pod, plane: 3 }
+        Last {
+            rail: 7,
+            host: if is_v4 { 127 } else { 255 },
+            su,
+            pod,
+            plane: 3,
+        }
     }
 
     /// The problem of a field that counts from 0 and has `value`, more than `last`.
     pub fn outside(&self, field: &str, value: u64, last: u64) -> String {
         match (field, self.tiers) {
-            ("pod", Tiers::Two) => "must be 0 with two tiers; several pods need three tiers".to_owned(),
+            ("pod", Tiers::Two) => {
+                "must be 0 with two tiers; several pods need three tiers".to_owned()
+            }
             _ => format!("{value} is not 0 to {last}, the range with these tiers, mode and family"),
         }
     }
@@ -130,7 +139,9 @@ impl Scheme {
             ("plane", link.plane, last.plane),
         ];
         let outside = fields.into_iter().filter(|(_, value, last)| value > last);
-        outside.map(|(field, value, last)| Fault::new(field, self.outside(field, value, last))).collect()
+        outside
+            .map(|(field, value, last)| Fault::new(field, self.outside(field, value, last)))
+            .collect()
     }
 
     /// The prefix and the gateway of a link, whose fields have been checked.
@@ -172,7 +183,10 @@ impl Scheme {
     fn prefix_v6(&self, link: &HostLink) -> IpNet {
         let Key { rail, plane, .. } = self.key(link, IpVersion::V6);
         let pair = |high: u8, low: u8| u16::from(high) << 8 | u16::from(low);
-        let (third, fourth) = (pair(rail, byte(link.pod)), pair(byte(link.su), byte(link.host)));
+        let (third, fourth) = (
+            pair(rail, byte(link.pod)),
+            pair(byte(link.su), byte(link.host)),
+        );
         let net = Ipv6Addr::new(0xfd02, u16::from(plane), third, fourth, 0, 0, 0, 0);
         IpNet::V6(Ipv6Net::new_assert(net, 64))
     }
@@ -193,20 +207,36 @@ impl Scheme {
         let is_v6 = version == IpVersion::V6;
         let leaf = self.leaf(version);
         let (rail_length, all_length) = self.lengths(version, planes);
-        let first = rows.by_prefix.keys().next().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpNet::network);
+        let first = rows
+            .by_prefix
+            .keys()
+            .next()
+            .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpNet::network);
         let net = |length| IpNet::new_assert(first, length).trunc();
-        let routes = if is_v6 { vec![net(all_length)] } else { vec![net(rail_length), net(all_length)] };
+        let routes = if is_v6 {
+            vec![net(all_length)]
+        } else {
+            vec![net(rail_length), net(all_length)]
+        };
         Spec {
             cidr: net(rail_length).to_string(),
             per_node_network_prefix: if is_v6 { 64 } else { 31 },
-            // nv-ipam needs an index for routes, although the rows have the gateway. On a /31 the index is the host's
-            // side and the leaf's side is excluded: then a node without a row gets no address, instead of one with both
-            // sides swapped.
+            // nv-ipam needs an index for routes, although the rows have the gateway. On a /31 the
+            // index is the host's side and the leaf's side is excluded: then a node without a row
+            // gets no address, instead of one with both sides swapped.
             gateway_index: Some(if is_v6 { leaf } else { 1 - leaf }),
             static_allocations: Vec::new(),
-            routes: routes.into_iter().map(|dst| RouteTo { dst: dst.to_string() }).collect(),
+            routes: routes
+                .into_iter()
+                .map(|dst| RouteTo {
+                    dst: dst.to_string(),
+                })
+                .collect(),
             exclusions: Vec::new(),
-            per_node_exclusions: vec![IndexRange { start_index: leaf, end_index: leaf }],
+            per_node_exclusions: vec![IndexRange {
+                start_index: leaf,
+                end_index: leaf,
+            }],
             default_gateway: false,
             node_selector: None,
             is_unnumbered: false,
@@ -214,8 +244,9 @@ impl Scheme {
     }
 }
 
-/// Where the formulas put a prefix: its rail, its plane and the prefix of the rail. `all_length` is the length of the
-/// hosts' route to all rails, which says the number of tiers and whether there are planes.
+/// Where the formulas put a prefix: its rail, its plane and the prefix of the rail. `all_length` is
+/// the length of the hosts' route to all rails, which says the number of tiers and whether there
+/// are planes.
 pub fn place_of(prefix: IpNet, all_length: u8) -> Option<(u8, u8, IpNet)> {
     let (link, of_rail) = link_of(prefix, all_length)?;
     Some((byte(link.rail), byte(link.plane), of_rail))
@@ -252,13 +283,31 @@ fn link_of(prefix: IpNet, all_length: u8) -> Option<(HostLink, IpNet)> {
             (scheme.first_octet, link.host) = (byte(first), last >> 1);
             (link.plane, link.rail, link.pod, link.su) = match all_length {
                 12 => (0, second >> 1 & 7, 0, third),
-                14 => (second >> 2 & 3, (second & 1) << 2 | third >> 6, 0, third & 63),
+                14 => (
+                    second >> 2 & 3,
+                    (second & 1) << 2 | third >> 6,
+                    0,
+                    third & 63,
+                ),
                 8 => (0, second >> 5, second & 31, third),
-                10 => (second >> 6, second >> 3 & 7, (second & 7) << 2 | third >> 6, third & 63),
+                10 => (
+                    second >> 6,
+                    second >> 3 & 7,
+                    (second & 7) << 2 | third >> 6,
+                    third & 63,
+                ),
                 _ => return None,
             };
-            scheme.tiers = if matches!(all_length, 12 | 14) { Tiers::Two } else { Tiers::Three };
-            scheme.mode = if matches!(all_length, 12 | 8) { Mode::None } else { Mode::Swplb };
+            scheme.tiers = if matches!(all_length, 12 | 14) {
+                Tiers::Two
+            } else {
+                Tiers::Three
+            };
+            scheme.mode = if matches!(all_length, 12 | 8) {
+                Mode::None
+            } else {
+                Mode::Swplb
+            };
             scheme.prefix_v4(&link)
         }
         IpAddr::V6(address) => {

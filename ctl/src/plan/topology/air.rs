@@ -10,8 +10,11 @@ use rail_cni::fault::Fault;
 
 impl Reader<'_> {
     pub(super) fn air(&mut self, text: &Text, root: Part<'_>) {
-        let nodes: HashMap<&str, Part<'_>> =
-            root.get("content.nodes").into_iter().flat_map(Part::entries).collect();
+        let nodes: HashMap<&str, Part<'_>> = root
+            .get("content.nodes")
+            .into_iter()
+            .flat_map(Part::entries)
+            .collect();
         let base = base(nodes.keys().copied());
         self.each_link(text, "content.links", |reader, ends| {
             reader.air_link(ends.map(|end| end.counting_from(base)), &nodes)
@@ -38,20 +41,40 @@ impl Reader<'_> {
         let host_name = host.node()?;
         let spot = self.spot(host, leaf)?;
         check_interface(host, leaf.node()?, own, &spot)?;
-        let Spot { pod, su, host: index, .. } = spot;
-        let other = self.hosts.entry([pod, su, index]).or_insert_with(|| host_name.to_owned());
+        let Spot {
+            pod,
+            su,
+            host: index,
+            ..
+        } = spot;
+        let other = self
+            .hosts
+            .entry([pod, su, index])
+            .or_insert_with(|| host_name.to_owned());
         if other != host_name {
             return Err(host.fault("node", format!("{host_name} names the position of {other}")));
         }
-        Ok(Some(Found { host, leaf, node_name: host_name.to_owned(), spot }))
+        Ok(Some(Found {
+            host,
+            leaf,
+            node_name: host_name.to_owned(),
+            spot,
+        }))
     }
 
     /// Warns of a node that has a link to a leaf, and is neither a host nor named like a switch.
-    fn strangers(&mut self, ends: [End<'_>; 2], nodes: &HashMap<&str, Part<'_>>) -> Result<(), Fault> {
+    fn strangers(
+        &mut self,
+        ends: [End<'_>; 2],
+        nodes: &HashMap<&str, Part<'_>>,
+    ) -> Result<(), Fault> {
         let is_leaf = |name: &str| name.to_ascii_lowercase().starts_with("leaf-");
         let [one, other] = [ends[0].node()?, ends[1].node()?];
         for (at, (name, peer)) in [(one, other), (other, one)].into_iter().enumerate() {
-            let os = nodes.get(name).and_then(|node| node.text("os")).unwrap_or_default();
+            let os = nodes
+                .get(name)
+                .and_then(|node| node.text("os"))
+                .unwrap_or_default();
             let is_switch = is_switch(name) || os.starts_with("cumulus") || os.starts_with("sonic");
             if is_leaf(peer) && !is_switch && self.strangers.insert(name.to_owned()) {
                 let problem = format!(
@@ -64,23 +87,30 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// The place of a host link, by the names of its ends. Where both names say the same thing, they must agree.
+    /// The place of a host link, by the names of its ends. Where both names say the same thing,
+    /// they must agree.
     fn spot(&self, host: End<'_>, leaf: End<'_>) -> Result<Spot, Fault> {
         let (host_name, leaf_name) = (host.node()?, leaf.node()?);
         if !leaf_name.to_ascii_lowercase().starts_with("leaf-") {
-            let problem = format!("{leaf_name} is linked to a host, and its name does not begin with leaf-");
+            let problem =
+                format!("{leaf_name} is linked to a host, and its name does not begin with leaf-");
             let remedy = "remove links that are not rails from the file";
             return Err(leaf.fault("node", problem).remedy(remedy));
         }
         let last: Last = self.scheme.last();
         let needs = |end: End<'_>, prefix: &str, limit: u64| {
             let found = end.token(prefix, limit)?;
-            // Names that count from 0 are those of NVIDIA's reference designs, which have a plane only where there are
-            // several. With hwplb the addresses have room for planes, and all are of plane 0.
+            // Names that count from 0 are those of NVIDIA's reference designs, which have a plane
+            // only where there are several. With hwplb the addresses have room for planes, and all
+            // are of plane 0.
             let one_plane =
-                (prefix == "p" && end.base == Base::Zero && self.scheme.mode != Mode::Swplb).then_some(0);
+                (prefix == "p" && end.base == Base::Zero && self.scheme.mode != Mode::Swplb)
+                    .then_some(0);
             found.or(one_plane).ok_or_else(|| {
-                end.fault("node", format!("the name has no token {prefix}<N> between hyphens"))
+                end.fault(
+                    "node",
+                    format!("the name has no token {prefix}<N> between hyphens"),
+                )
             })
         };
         let (su, index) = (needs(host, "su", last.su)?, needs(host, "h", last.host)?);
@@ -101,12 +131,18 @@ impl Reader<'_> {
                 return Err(leaf.fault("node", problem));
             }
         };
-        Ok(Spot { plane, rail, pod, su, host: index })
+        Ok(Spot {
+            plane,
+            rail,
+            pod,
+            su,
+            host: index,
+        })
     }
 }
 
-/// The host and the leaf of a link, and the host's own entry; `None` for a link between switches, and of the network out of
-/// band, whose nodes have reserved names.
+/// The host and the leaf of a link, and the host's own entry; `None` for a link between switches,
+/// and of the network out of band, whose nodes have reserved names.
 fn host_first<'b, 'n>(
     ends: [End<'b>; 2],
     nodes: &HashMap<&str, Part<'n>>,
@@ -137,7 +173,11 @@ fn base<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Base {
         let mut tokens = names.clone().flat_map(|name| name.split('-'));
         tokens.any(|token| token.strip_prefix(prefix).is_some_and(is_zero))
     };
-    if ["su", "h", "r"].into_iter().all(has_zero) { Base::Zero } else { Base::One }
+    if ["su", "h", "r"].into_iter().all(has_zero) {
+        Base::Zero
+    } else {
+        Base::One
+    }
 }
 
 fn is_switch(name: &str) -> bool {
@@ -148,15 +188,27 @@ fn is_switch(name: &str) -> bool {
 
 /// Whether a node says that it is a host, or has a NIC with rails.
 fn is_host(node: &Part<'_>) -> bool {
-    let says = |key| node.text(key).is_some_and(|text| text.eq_ignore_ascii_case("host"));
-    let nics = node.get("network_pci").and_then(|part| part.value.as_object());
+    let says = |key| {
+        node.text(key)
+            .is_some_and(|text| text.eq_ignore_ascii_case("host"))
+    };
+    let nics = node
+        .get("network_pci")
+        .and_then(|part| part.value.as_object());
     says("model") || says("emulation_type") || nics.is_some_and(|nics| !nics.is_empty())
 }
 
 /// Fails if the host's interface or NIC is of another rail or plane than the leaf.
-fn check_interface(host: End<'_>, leaf_name: &str, own: Part<'_>, spot: &Spot) -> Result<(), Fault> {
+fn check_interface(
+    host: End<'_>,
+    leaf_name: &str,
+    own: Part<'_>,
+    spot: &Spot,
+) -> Result<(), Fault> {
     let interface = host.part.text("interface").unwrap_or_default();
-    let numbers = interface.strip_prefix("rail").and_then(|rest| rest.split_once('p'));
+    let numbers = interface
+        .strip_prefix("rail")
+        .and_then(|rest| rest.split_once('p'));
     let numbers = numbers.and_then(|(rail, plane)| Some((from_one(rail)?, from_one(plane)?)));
     if numbers.is_none() && host.base == Base::Zero {
         return Ok(());
@@ -166,16 +218,33 @@ fn check_interface(host: End<'_>, leaf_name: &str, own: Part<'_>, spot: &Spot) -
         return Err(host.fault("interface", problem));
     };
     if rail != spot.rail {
-        return Err(differs(host, "interface", "rail", [rail, spot.rail], leaf_name));
+        return Err(differs(
+            host,
+            "interface",
+            "rail",
+            [rail, spot.rail],
+            leaf_name,
+        ));
     }
     if plane != spot.plane {
-        return Err(differs(host, "interface", "plane", [plane, spot.plane], leaf_name));
+        return Err(differs(
+            host,
+            "interface",
+            "plane",
+            [plane, spot.plane],
+            leaf_name,
+        ));
     }
     let pci = host.part.text("network_pci").unwrap_or_default();
     if pci.strip_prefix("rail").and_then(from_one) != Some(rail) {
-        return Err(host.fault("network_pci", format!("{pci:?} is not rail{}, as the interface", rail + 1)));
+        return Err(host.fault(
+            "network_pci",
+            format!("{pci:?} is not rail{}, as the interface", rail + 1),
+        ));
     }
-    let nics = own.get("network_pci").and_then(|part| part.value.as_object());
+    let nics = own
+        .get("network_pci")
+        .and_then(|part| part.value.as_object());
     if !nics.is_some_and(|nics| nics.contains_key(pci)) {
         let problem = format!("node {} has no {pci} in its network_pci", host.node()?);
         return Err(host.fault("network_pci", problem));
@@ -183,10 +252,19 @@ fn check_interface(host: End<'_>, leaf_name: &str, own: Part<'_>, spot: &Spot) -
     Ok(())
 }
 
-/// The fault of a field of the host that contradicts the name of the leaf. The numbers count from 0, and in the message
-/// as in the names.
-fn differs(host: End<'_>, field: &str, what: &str, [own, of_leaf]: [u64; 2], leaf_name: &str) -> Fault {
+/// The fault of a field of the host that contradicts the name of the leaf. The numbers count from
+/// 0, and in the message as in the names.
+fn differs(
+    host: End<'_>,
+    field: &str,
+    what: &str,
+    [own, of_leaf]: [u64; 2],
+    leaf_name: &str,
+) -> Fault {
     let first = u64::from(host.base == Base::One);
     let (own, of_leaf) = (own.saturating_add(first), of_leaf.saturating_add(first));
-    host.fault(field, format!("{what} {own}, but {what} {of_leaf} by the name of leaf {leaf_name}"))
+    host.fault(
+        field,
+        format!("{what} {own}, but {what} {of_leaf} by the name of leaf {leaf_name}"),
+    )
 }

@@ -31,7 +31,8 @@ pub enum Base {
     One,
 }
 
-/// Both ends of a link; `None` for a link without ends, with an unconnected one, or out of the fabric.
+/// Both ends of a link; `None` for a link without ends, with an unconnected one, or out of the
+/// fabric.
 pub fn both_ends<'a>(
     link: Part<'a>,
     list: &'static str,
@@ -50,7 +51,10 @@ pub fn both_ends<'a>(
             // AIR calls the world outside of the fabric exit.
             Value::String(text) if text == "unconnected" || text == "exit" => (),
             other => {
-                return wrong(&format!("[{index}]"), format!("{} is not an end of a link", short(other)));
+                return wrong(
+                    &format!("[{index}]"),
+                    format!("{} is not an end of a link", short(other)),
+                );
             }
         }
     }
@@ -59,7 +63,13 @@ pub fn both_ends<'a>(
         [one] if one.value.is_string() => Ok(None),
         [one, other] if one.value.is_string() || other.value.is_string() => Ok(None),
         [one, other] => {
-            let end = |part, end| End { part, list, link: number, end, base: Base::One };
+            let end = |part, end| End {
+                part,
+                list,
+                link: number,
+                end,
+                base: Base::One,
+            };
             Ok(Some([end(one, 0), end(other, 1)]))
         }
         _ => wrong("", format!("a link has two ends, not {}", parts.len())),
@@ -69,7 +79,11 @@ pub fn both_ends<'a>(
 /// A number that counts from 1, as one that counts from 0.
 pub fn from_one(digits: &str) -> Option<u64> {
     let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    digits.parse::<u64>().ok().filter(|_| is_number)?.checked_sub(1)
+    digits
+        .parse::<u64>()
+        .ok()
+        .filter(|_| is_number)?
+        .checked_sub(1)
 }
 
 /// A value for a message.
@@ -90,9 +104,19 @@ impl<'a> End<'a> {
 
     /// Where the file has a field.
     pub fn at(&self, field: &str) -> Origin {
-        let End { part, list, link, end, .. } = self;
+        let End {
+            part,
+            list,
+            link,
+            end,
+            ..
+        } = self;
         let path = format!("{list}[{link}][{end}].{field}");
-        Origin { place: part.place(field), path, ..Origin::default() }
+        Origin {
+            place: part.place(field),
+            path,
+            ..Origin::default()
+        }
     }
 
     /// A fault of a field.
@@ -104,7 +128,10 @@ impl<'a> End<'a> {
     pub fn node(&self) -> Result<&'a str, Fault> {
         match self.part.get("node").map(|part| part.value) {
             Some(Value::String(name)) if is_name(name) => Ok(name),
-            Some(other) => Err(self.fault("node", format!("{} is not a valid name of a node", short(other)))),
+            Some(other) => Err(self.fault(
+                "node",
+                format!("{} is not a valid name of a node", short(other)),
+            )),
             None => Err(self.fault("node", "is missing")),
         }
     }
@@ -121,8 +148,13 @@ impl<'a> End<'a> {
         match self.part.get("attributes.role").map(|part| part.value) {
             None | Some(Value::Null) => Ok(None),
             Some(Value::String(role)) => {
-                match ["host", "leaf"].into_iter().find(|known| role.eq_ignore_ascii_case(known)) {
-                    Some(known) if role != known => wrong(format!("{role:?}: did you mean {known}?")),
+                match ["host", "leaf"]
+                    .into_iter()
+                    .find(|known| role.eq_ignore_ascii_case(known))
+                {
+                    Some(known) if role != known => {
+                        wrong(format!("{role:?}: did you mean {known}?"))
+                    }
                     _ => Ok(Some(role)),
                 }
             }
@@ -147,15 +179,21 @@ impl<'a> End<'a> {
 
     /// A number that must be there.
     pub fn needed(&self, scheme: &Scheme, field: &str, last: u64) -> Result<u64, Fault> {
-        self.number(scheme, field, last)?.ok_or_else(|| self.fault(field, format!("is missing: 0 to {last}")))
+        self.number(scheme, field, last)?
+            .ok_or_else(|| self.fault(field, format!("is missing: 0 to {last}")))
     }
 
     /// The number behind `prefix` in the name of a node of AIR, as one that counts from 0.
     pub fn token(&self, prefix: &str, last: u64) -> Result<Option<u64>, Fault> {
         let name = self.node()?;
-        let is_digits = |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        let mut tokens = name.split('-').filter_map(|token| token.strip_prefix(prefix).filter(is_digits));
-        let Some(digits) = tokens.next() else { return Ok(None) };
+        let is_digits =
+            |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let mut tokens = name
+            .split('-')
+            .filter_map(|token| token.strip_prefix(prefix).filter(is_digits));
+        let Some(digits) = tokens.next() else {
+            return Ok(None);
+        };
         if tokens.next().is_some() {
             return Err(self.fault("node", format!("{name} has two tokens {prefix}<N>")));
         }
@@ -168,7 +206,10 @@ impl<'a> End<'a> {
             _ => {
                 let last = last.saturating_add(first);
                 let what = format!("{prefix}{digits} is not {first} to {last}");
-                Err(self.fault("node", format!("{what}, the range with these tiers, mode and family")))
+                Err(self.fault(
+                    "node",
+                    format!("{what}, the range with these tiers, mode and family"),
+                ))
             }
         }
     }

@@ -1,8 +1,10 @@
-//! topology.json: the cables of a fabric, as spcx-gen writes them and as NVIDIA AIR exports them; or a graph of `dot`.
+//! topology.json: the cables of a fabric, as spcx-gen writes them and as NVIDIA AIR exports them;
+//! or a graph of `dot`.
 //!
-//! [`is_topology`] knows such a file by its content, [`read`] makes a plan of one or several. The links of a big
-//! fabric fill gigabytes once they are parsed, so they are read one by one and not kept. NVIDIA's k8s-launch-kit
-//! (`pkg/networkoperatorplugin/spectrumx`: `addressing.go`, `air_topology.go`) defines what the two forms mean:
+//! [`is_topology`] knows such a file by its content, [`read`] makes a plan of one or several. The
+//! links of a big fabric fill gigabytes once they are parsed, so they are read one by one and not
+//! kept. NVIDIA's k8s-launch-kit (`pkg/networkoperatorplugin/spectrumx`: `addressing.go`,
+//! `air_topology.go`) defines what the two forms mean:
 //!
 //! | | spcx-gen | AIR |
 //! | --- | --- | --- |
@@ -12,8 +14,9 @@
 //!
 //! A link without a host is one between switches, and is ignored.
 //!
-//! Addresses follow from the numbers of a few fields, so one wrong digit moves those of a whole SU. `compare` compares
-//! what a file says twice, such as the SU of both ends and the rails of a leaf. What differs is a [`Doubt`].
+//! Addresses follow from the numbers of a few fields, so one wrong digit moves those of a whole SU.
+//! `compare` compares what a file says twice, such as the SU of both ends and the rails of a leaf.
+//! What differs is a [`Doubt`].
 
 mod air;
 mod compare;
@@ -44,9 +47,15 @@ pub fn is_topology(text: &Text) -> bool {
         })
 }
 
-/// The plan of these files. All hosts of an SU are in one file. `mtu` is the MTU of the hosts' interfaces, in bytes,
-/// which no such file says. Doubts that are `allowed` stay among the doubts of the plan.
-pub fn read(texts: &[Text], scheme: &Scheme, mtu: Option<u32>, allowed: &[Doubt]) -> Result<Plan, Refusal> {
+/// The plan of these files. All hosts of an SU are in one file. `mtu` is the MTU of the hosts'
+/// interfaces, in bytes, which no such file says. Doubts that are `allowed` stay among the doubts
+/// of the plan.
+pub fn read(
+    texts: &[Text],
+    scheme: &Scheme,
+    mtu: Option<u32>,
+    allowed: &[Doubt],
+) -> Result<Plan, Refusal> {
     let mut reader = Reader::new(scheme, mtu);
     for (number, text) in texts.iter().enumerate() {
         match dot::is_dot(text).then(|| dot::to_air(text)) {
@@ -56,10 +65,22 @@ pub fn read(texts: &[Text], scheme: &Scheme, mtu: Option<u32>, allowed: &[Doubt]
         }
     }
     reader.compare();
-    let Reader { mut links, mut sources, second, doubts, no_room, mut faults, warnings, .. } = reader;
+    let Reader {
+        mut links,
+        mut sources,
+        second,
+        doubts,
+        no_room,
+        mut faults,
+        warnings,
+        ..
+    } = reader;
     // A host that strayed into a full SU leaves no room there for another one.
     let strays = [Doubt::OtherSu, Doubt::TwoSus, Doubt::MissingSu];
-    if !strays.into_iter().any(|doubt| doubts.has(doubt) && !allowed.contains(&doubt)) {
+    if !strays
+        .into_iter()
+        .any(|doubt| doubts.has(doubt) && !allowed.contains(&doubt))
+    {
         faults.extend(no_room);
     }
     if !faults.is_empty() {
@@ -68,14 +89,26 @@ pub fn read(texts: &[Text], scheme: &Scheme, mtu: Option<u32>, allowed: &[Doubt]
     if !allowed.contains(&Doubt::SecondLink) {
         // The doubts have them already. Without them, the other faults of the plan can be found.
         let mut numbers = 0..;
-        links.retain(|_| numbers.next().is_none_or(|number| !second.contains(&number)));
+        links.retain(|_| {
+            numbers
+                .next()
+                .is_none_or(|number| !second.contains(&number))
+        });
         numbers = 0..;
-        sources.links.retain(|_| numbers.next().is_none_or(|number| !second.contains(&number)));
+        sources.links.retain(|_| {
+            numbers
+                .next()
+                .is_none_or(|number| !second.contains(&number))
+        });
     }
     match scheme.plan(links, &|number| sources.origin(number)) {
         Ok(plan) => {
             let lines = |faults: Vec<Fault>| few(faults.iter().map(Fault::to_string).collect());
-            Ok(Plan { doubts, warnings: warnings.into_values().flat_map(lines).collect(), ..plan })
+            Ok(Plan {
+                doubts,
+                warnings: warnings.into_values().flat_map(lines).collect(),
+                ..plan
+            })
         }
         Err(faults) => Err(Refusal { doubts, faults }),
     }
@@ -90,7 +123,8 @@ struct Reader<'a> {
     groups: HashMap<Group, Hosts>,
     /// AIR's hosts by pod, SU and index.
     hosts: HashMap<[u64; 3], String>,
-    /// The pods and SUs of each node and each leaf by links whose ends agree, with the number of these links.
+    /// The pods and SUs of each node and each leaf by links whose ends agree, with the number of
+    /// these links.
     homes: HashMap<String, Vec<(Home, usize)>>,
     apart: Vec<Apart>,
     other_rail: Vec<OtherRail>,
@@ -130,10 +164,22 @@ struct Source {
 
 impl Sources {
     fn origin(&self, number: usize) -> Origin {
-        let found = self.links.get(number).and_then(|link| Some((link, self.files.get(link.file)?)));
-        let Some((Source { line, index, .. }, (file, list))) = found else { return Origin::default() };
-        let place = Place { line: *line, ..Place::file(file) };
-        Origin { place, path: format!("{list}[{index}]"), ..Origin::default() }
+        let found = self
+            .links
+            .get(number)
+            .and_then(|link| Some((link, self.files.get(link.file)?)));
+        let Some((Source { line, index, .. }, (file, list))) = found else {
+            return Origin::default();
+        };
+        let place = Place {
+            line: *line,
+            ..Place::file(file)
+        };
+        Origin {
+            place,
+            path: format!("{list}[{index}]"),
+            ..Origin::default()
+        }
     }
 }
 
@@ -195,14 +241,15 @@ impl<'a> Reader<'a> {
             Err(fault) => return self.faults.push(fault),
         };
         let root = document.root();
-        let is = |path: &str, fits: fn(&Value) -> bool| root.get(path).is_some_and(|part| fits(part.value));
+        let is = |path: &str, fits: fn(&Value) -> bool| {
+            root.get(path).is_some_and(|part| fits(part.value))
+        };
         let is_spcx = is("nodes", Value::is_array) && is("links", Value::is_array);
         let is_air = is("content.nodes", Value::is_object) && is("content.links", Value::is_array);
         let before = self.links.len();
         match (is_spcx, is_air) {
             (true, true) => {
-                let problem =
-                    "nodes and links are in the root and below content: remove one of the two forms";
+                let problem = "nodes and links are in the root and below content: remove one of the two forms";
                 self.faults.push(root.fault("content", problem));
             }
             (false, false) => {
@@ -214,7 +261,8 @@ impl<'a> Reader<'a> {
             (false, true) => self.air(text, root),
         }
         if is_spcx != is_air && self.links.len() == before && self.faults.is_empty() {
-            self.faults.push(root.fault("", "has no link between a host and a leaf"));
+            self.faults
+                .push(root.fault("", "has no link between a host and a leaf"));
         }
     }
 
@@ -229,7 +277,10 @@ impl<'a> Reader<'a> {
         self.sources.files.push((text.file.clone(), list));
         let parsed = text.without(LINKS, &mut |index, link| {
             if self.faults.len() == MAX_FAULTS {
-                let stopped = Fault::new(format!("{list}[{index}]"), "too many faults: reading stopped here");
+                let stopped = Fault::new(
+                    format!("{list}[{index}]"),
+                    "too many faults: reading stopped here",
+                );
                 self.faults.push(stopped.at(link.place("")));
             }
             if self.faults.len() > MAX_FAULTS {
@@ -240,10 +291,20 @@ impl<'a> Reader<'a> {
                 None => Ok(None),
             });
             match found {
-                Ok(Some(found)) => self.keep(found, Source { file, line: link.place("").line, index }),
+                Ok(Some(found)) => self.keep(
+                    found,
+                    Source {
+                        file,
+                        line: link.place("").line,
+                        index,
+                    },
+                ),
                 Ok(None) => (),
                 Err(fault) => {
-                    self.broken.extend(link.items().filter_map(|end| end.text("node").map(str::to_owned)));
+                    self.broken.extend(
+                        link.items()
+                            .filter_map(|end| end.text("node").map(str::to_owned)),
+                    );
                     self.faults.push(fault);
                 }
             }
@@ -251,9 +312,22 @@ impl<'a> Reader<'a> {
         self.faults.extend(parsed.err());
     }
 
-    fn keep(&mut self, Found { host, leaf, node_name, spot }: Found<'_>, source: Source) {
-        let text =
-            |end: End<'_>, field| end.part.text(field).filter(|text| !text.is_empty()).map(str::to_owned);
+    fn keep(
+        &mut self,
+        Found {
+            host,
+            leaf,
+            node_name,
+            spot,
+        }: Found<'_>,
+        source: Source,
+    ) {
+        let text = |end: End<'_>, field| {
+            end.part
+                .text(field)
+                .filter(|text| !text.is_empty())
+                .map(str::to_owned)
+        };
         let mut cable = Cable {
             interface: text(host, "interface"),
             leaf: text(leaf, "node"),
@@ -265,7 +339,12 @@ impl<'a> Reader<'a> {
         self.sources.links.push(source);
         // No address depends on these.
         let faults = cable.faults();
-        let Cable { interface, leaf: leaf_name, port, .. } = &mut cable;
+        let Cable {
+            interface,
+            leaf: leaf_name,
+            port,
+            ..
+        } = &mut cable;
         for (fault, name) in faults.into_iter().zip([interface, leaf_name, port]) {
             if let Some(fault) = fault {
                 let origin = self.sources.origin(self.links.len());
@@ -273,8 +352,22 @@ impl<'a> Reader<'a> {
                 *name = None;
             }
         }
-        let Spot { plane, rail, pod, su, host } = spot;
-        self.links.push(HostLink { node_name, plane, rail, pod, su, host, cable });
+        let Spot {
+            plane,
+            rail,
+            pod,
+            su,
+            host,
+        } = spot;
+        self.links.push(HostLink {
+            node_name,
+            plane,
+            rail,
+            pod,
+            su,
+            host,
+            cable,
+        });
     }
 
     fn warn(&mut self, kind: &'static str, warning: Fault) {

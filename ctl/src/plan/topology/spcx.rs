@@ -20,13 +20,23 @@ impl Reader<'_> {
         self.compare_nodes(root, before);
     }
 
-    /// Compares the list of nodes with the links of the same file, which are those from `before` on.
+    /// Compares the list of nodes with the links of the same file, which are those from `before`
+    /// on.
     fn compare_nodes(&mut self, root: Part<'_>, before: usize) {
         let (mut listed, mut hosts) = (HashMap::new(), Vec::new());
-        for (index, node) in root.get("nodes").into_iter().flat_map(Part::items).enumerate() {
+        for (index, node) in root
+            .get("nodes")
+            .into_iter()
+            .flat_map(Part::items)
+            .enumerate()
+        {
             let origin = || {
                 let path = format!("nodes[{index}].name");
-                Origin { place: node.place("name"), path, ..Origin::default() }
+                Origin {
+                    place: node.place("name"),
+                    path,
+                    ..Origin::default()
+                }
             };
             let Some(name) = node.text("name") else {
                 self.faults.push(origin().fault("is missing"));
@@ -52,15 +62,20 @@ impl Reader<'_> {
                 self.doubts.push(Doubt::UnknownHost, || {
                     // A host that has such a link is not the one that is meant.
                     let on_rail = links.iter().filter(|other| other.rail == link.rail);
-                    let on_rail: HashSet<&str> = on_rail.map(|other| other.node_name.as_str()).collect();
-                    let candidates =
-                        hosts.iter().map(|(host, _)| *host).filter(|host| !on_rail.contains(host));
+                    let on_rail: HashSet<&str> =
+                        on_rail.map(|other| other.node_name.as_str()).collect();
+                    let candidates = hosts
+                        .iter()
+                        .map(|(host, _)| *host)
+                        .filter(|host| !on_rail.contains(host));
                     let remedy = match nearest(name, candidates) {
                         Some(near) => format!("did you mean {near}?"),
                         None => "correct the name, or add it there".to_owned(),
                     };
                     let origin = self.sources.origin(before + number);
-                    origin.fault(format!("{name} is not in nodes")).remedy(remedy)
+                    origin
+                        .fault(format!("{name} is not in nodes"))
+                        .remedy(remedy)
                 });
             }
         }
@@ -69,10 +84,17 @@ impl Reader<'_> {
             .filter(|(name, _)| !linked.contains(name))
             .map(|(name, origin)| origin.fault(format!("host {name} has no link to a leaf")))
             .collect();
-        self.warnings.entry("unlinked").or_default().extend(unlinked);
+        self.warnings
+            .entry("unlinked")
+            .or_default()
+            .extend(unlinked);
     }
 
-    fn spcx_link<'b>(&mut self, ends: [End<'b>; 2], file: usize) -> Result<Option<Found<'b>>, Fault> {
+    fn spcx_link<'b>(
+        &mut self,
+        ends: [End<'b>; 2],
+        file: usize,
+    ) -> Result<Option<Found<'b>>, Fault> {
         let (host, leaf) = match [ends[0].role()?, ends[1].role()?] {
             [Some("host"), Some("host")] => {
                 return Err(ends[1].fault("attributes.role", "both ends are hosts"));
@@ -97,16 +119,38 @@ impl Reader<'_> {
         self.home([host, leaf], [pod, su])?;
         self.rail_group(host, leaf, rail)?;
 
-        let group = [host.number(self.scheme, "attributes.plane", u64::MAX)?, pod, su];
-        let Some(index) = self.index_of(host, group, file)? else { return Ok(None) };
-        let spot = Spot { plane, rail, pod: pod.unwrap_or(0), su: su.unwrap_or(0), host: index };
-        Ok(Some(Found { host, leaf, node_name: node.to_owned(), spot }))
+        let group = [
+            host.number(self.scheme, "attributes.plane", u64::MAX)?,
+            pod,
+            su,
+        ];
+        let Some(index) = self.index_of(host, group, file)? else {
+            return Ok(None);
+        };
+        let spot = Spot {
+            plane,
+            rail,
+            pod: pod.unwrap_or(0),
+            su: su.unwrap_or(0),
+            host: index,
+        };
+        Ok(Some(Found {
+            host,
+            leaf,
+            node_name: node.to_owned(),
+            spot,
+        }))
     }
 
     /// Notes a leaf that is not for the rail of its host.
     fn rail_group(&mut self, host: End<'_>, leaf: End<'_>, rail: u64) -> Result<(), Fault> {
-        let rails = leaf.part.get("attributes.rail_group").and_then(|part| part.value.as_array());
-        if let Some(rails) = rails.filter(|rails| !rails.iter().any(|one| one.as_u64() == Some(rail))) {
+        let rails = leaf
+            .part
+            .get("attributes.rail_group")
+            .and_then(|part| part.value.as_array());
+        if let Some(rails) =
+            rails.filter(|rails| !rails.iter().any(|one| one.as_u64() == Some(rail)))
+        {
             self.other_rail.push(OtherRail {
                 link: self.links.len(),
                 origin: host.at("attributes.rail"),
@@ -118,9 +162,17 @@ impl Reader<'_> {
     }
 
     /// The index of a host in its SU, by the order of the links; `None` if the SU is full.
-    fn index_of(&mut self, host: End<'_>, group: super::Group, file: usize) -> Result<Option<u64>, Fault> {
+    fn index_of(
+        &mut self,
+        host: End<'_>,
+        group: super::Group,
+        file: usize,
+    ) -> Result<Option<u64>, Fault> {
         let (node, last) = (host.node()?, self.scheme.last().host);
-        let group = self.groups.entry(group).or_insert_with(|| Hosts { file, ..Hosts::default() });
+        let group = self.groups.entry(group).or_insert_with(|| Hosts {
+            file,
+            ..Hosts::default()
+        });
         if let Some(index) = group.index_of.get(node) {
             return Ok(Some(*index));
         }
@@ -142,11 +194,14 @@ impl Reader<'_> {
 
     /// Notes where a host is, and whether its leaf says the same.
     fn home(&mut self, [host, leaf]: [End<'_>; 2], own: [Option<u64>; 2]) -> Result<(), Fault> {
-        let of_leaf =
-            [leaf.number(self.scheme, HOME[0], u64::MAX)?, leaf.number(self.scheme, HOME[1], u64::MAX)?];
+        let of_leaf = [
+            leaf.number(self.scheme, HOME[0], u64::MAX)?,
+            leaf.number(self.scheme, HOME[1], u64::MAX)?,
+        ];
         self.has_su |= own[1].is_some() || of_leaf[1].is_some_and(|su| su > 0);
         if own[1].is_none() {
-            self.without_su.push(host.fault(HOME[1], "is missing: assuming 0"));
+            self.without_su
+                .push(host.fault(HOME[1], "is missing: assuming 0"));
         }
         let home = own.map(Option::unwrap_or_default);
         let differs = |field: &usize| matches!((own[*field], of_leaf[*field]), (Some(own), Some(other)) if own != other);
@@ -160,10 +215,20 @@ impl Reader<'_> {
                     home,
                     origin: end.at(HOME[field]),
                 };
-                let (host, leaf) = (side(host, host_name, home), side(leaf, leaf_name, leaf_home));
-                self.apart.push(Apart { link: self.links.len(), field, host, leaf });
+                let (host, leaf) = (
+                    side(host, host_name, home),
+                    side(leaf, leaf_name, leaf_home),
+                );
+                self.apart.push(Apart {
+                    link: self.links.len(),
+                    field,
+                    host,
+                    leaf,
+                });
             }
-            None => [host_name, leaf_name].into_iter().for_each(|name| self.agree(name, home)),
+            None => [host_name, leaf_name]
+                .into_iter()
+                .for_each(|name| self.agree(name, home)),
         }
         Ok(())
     }

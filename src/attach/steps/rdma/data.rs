@@ -32,7 +32,8 @@ pub struct Renamed {
     pub index: u32,
     /// Its name before.
     pub before: String,
-    /// As the network wants it; `None` for a name that an earlier pod left, and this network leaves.
+    /// As the network wants it; `None` for a name that an earlier pod left, and this network
+    /// leaves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted: Option<String>,
 }
@@ -59,14 +60,18 @@ pub struct Class {
     pub before: Vec<(u32, i16)>,
 }
 
-/// The function in the sysfs of the namespace that has its RDMA devices. The mount must live as long as the function is
-/// used.
+/// The function in the sysfs of the namespace that has its RDMA devices. The mount must live as
+/// long as the function is used.
 pub fn function_in_pod(cx: &Cx<'_>) -> Result<Option<(Function, Option<Mounted>)>> {
-    let Some(id) = cx.owner.device.pci_id.as_deref().and_then(DeviceId::parse) else { return Ok(None) };
+    let Some(id) = cx.owner.device.pci_id.as_deref().and_then(DeviceId::parse) else {
+        return Ok(None);
+    };
     let mounted = match &cx.pod {
         Some(pod) if !cx.facts.rdma.is_empty() => Some(pod.netns.run(Mounted::here)?),
         _ => None,
     };
-    let root = mounted.as_ref().map_or_else(|| cx.node.sysfs_root.clone(), Mounted::path);
+    let root = mounted
+        .as_ref()
+        .map_or_else(|| cx.node.sysfs_root.clone(), Mounted::path);
     Ok(Function::find(&root, &id)?.map(|function| (function, mounted)))
 }

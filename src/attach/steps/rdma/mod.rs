@@ -1,5 +1,6 @@
-//! The RDMA devices of a rail. In exclusive mode they move with the netdev, and before it in both directions: a driver
-//! may refuse, and the host's inventory looks when the netdev appears (dranet#177).
+//! The RDMA devices of a rail. In exclusive mode they move with the netdev, and before it in both
+//! directions: a driver may refuse, and the host's inventory looks when the netdev appears
+//! (dranet#177).
 
 mod data;
 mod name;
@@ -43,11 +44,19 @@ pub fn plan(conf: &NetConf, device: &Device, node: &Node) -> Result<Rdma> {
         names => names?,
     };
     // Opening the socket makes a kernel without RDMA search for the module.
-    let has_rdma = is_required || node.sysfs_root.join("class/infiniband").exists() || !names.is_empty();
+    let has_rdma =
+        is_required || node.sysfs_root.join("class/infiniband").exists() || !names.is_empty();
     let mut socket = if has_rdma { rdma::open()? } else { None };
-    let is_exclusive = socket.as_mut().map(rdma::is_exclusive).transpose()?.unwrap_or(false);
+    let is_exclusive = socket
+        .as_mut()
+        .map(rdma::is_exclusive)
+        .transpose()?
+        .unwrap_or(false);
     if is_required && socket.is_none() {
-        fail!(UnsupportedField, "rdma: required, and this kernel has no RDMA");
+        fail!(
+            UnsupportedField,
+            "rdma: required, and this kernel has no RDMA"
+        );
     }
     if is_required && !is_exclusive {
         fail!(
@@ -80,14 +89,19 @@ pub fn plan(conf: &NetConf, device: &Device, node: &Node) -> Result<Rdma> {
     changes.qos = qos::plan(conf, &what, device.function(), &changes.names, node)?;
     name::plan(conf, &what, socket.as_mut(), &mut changes)?;
     if conf.gid.is_some_and(|gid| gid.required) && changes.names.is_empty() {
-        fail!(UnsupportedField, "gid: require, and the pod gets no RDMA device of {what}");
+        fail!(
+            UnsupportedField,
+            "gid: require, and the pod gets no RDMA device of {what}"
+        );
     }
     Ok(changes)
 }
 
 /// Refuses a device that a program has open: with the move, the kernel takes it from the program.
 fn refuse_in_use(socket: &mut Socket, device: &rdma::Device, what: &str) -> Result<()> {
-    let Some(id) = rdma::users(socket, device.index)?.into_iter().next() else { return Ok(()) };
+    let Some(id) = rdma::users(socket, device.index)?.into_iter().next() else {
+        return Ok(());
+    };
     let name = fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
     fail!(
         TryAgain,
@@ -102,7 +116,10 @@ fn without_device(conf: &NetConf, device: &Device, is_exclusive: bool, node: &No
     let what = device.describe();
     let is_required = conf.rdma == netconf::Rdma::Required;
     let function = device.function().filter(|_| is_exclusive);
-    let is_away = function.map(Function::has_rdma_somewhere).transpose()?.unwrap_or(false);
+    let is_away = function
+        .map(Function::has_rdma_somewhere)
+        .transpose()?
+        .unwrap_or(false);
     if is_required && is_away {
         fail!(
             TryAgain,
@@ -149,11 +166,16 @@ impl Rdma {
         qos::set_tos(self, cx)
     }
 
-    /// Takes the devices back where the pod still has them, and restores what ADD or the pod changed of them. The names come
-    /// first: the settings are found by them.
+    /// Takes the devices back where the pod still has them, and restores what ADD or the pod
+    /// changed of them. The names come first: the settings are found by them.
     pub fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
-        let taken = if self.is_away()? { take_back(&self.moving, cx) } else { Ok(()) };
-        // One that the pod put into a namespace of its own comes back with that one's end, under a name of the pod's choice.
+        let taken = if self.is_away()? {
+            take_back(&self.moving, cx)
+        } else {
+            Ok(())
+        };
+        // One that the pod put into a namespace of its own comes back with that one's end, under a
+        // name of the pod's choice.
         let back = taken.and_then(|()| self.wait_for(cx));
         all_of([back, self.restore(cx)])
     }
@@ -163,11 +185,14 @@ impl Rdma {
         all_of([name::restore(self, cx), qos::restore(self, cx)])
     }
 
-    /// The kernel returns the devices of a namespace some moments after its end. One that its driver made anew meanwhile has
-    /// another index, and one without a driver is gone: nothing is left to wait for.
+    /// The kernel returns the devices of a namespace some moments after its end. One that its
+    /// driver made anew meanwhile has another index, and one without a driver is gone: nothing is
+    /// left to wait for.
     pub fn wait_for(&self, cx: &Cx<'_>) -> Result<()> {
         let is_any = !self.moving.is_empty();
-        let Some(mut host) = (if is_any { rdma::open()? } else { None }) else { return Ok(()) };
+        let Some(mut host) = (if is_any { rdma::open()? } else { None }) else {
+            return Ok(());
+        };
         let deadline = Instant::now() + PATIENCE;
         for device in &self.moving {
             while rdma::by_index(&mut host, device.index)?.is_none() {
@@ -193,7 +218,9 @@ impl Rdma {
     /// Whether a device that moved is not on the host.
     pub fn is_away(&self) -> Result<bool> {
         let is_any = !self.moving.is_empty();
-        let Some(mut host) = (if is_any { rdma::open()? } else { None }) else { return Ok(false) };
+        let Some(mut host) = (if is_any { rdma::open()? } else { None }) else {
+            return Ok(false);
+        };
         for device in &self.moving {
             if rdma::by_index(&mut host, device.index)?.is_none() {
                 return Ok(true);
@@ -204,15 +231,31 @@ impl Rdma {
 
     /// Takes over from an earlier attachment what it could not restore.
     pub fn inherit(&mut self, previous: &Rdma) {
-        let names = previous.moving.iter().map(|device| (device.index, &device.name));
-        let renamed = previous.renamed.iter().map(|renamed| (renamed.index, &renamed.before));
+        let names = previous
+            .moving
+            .iter()
+            .map(|device| (device.index, &device.name));
+        let renamed = previous
+            .renamed
+            .iter()
+            .map(|renamed| (renamed.index, &renamed.before));
         for (index, name) in names.chain(renamed) {
             match self.moving.iter_mut().find(|device| device.index == index) {
                 Some(moving) => moving.name.clone_from(name),
                 None if self.renamed.is_some() => (),
-                None => self.renamed = Some(Renamed { index, before: name.clone(), wanted: None }),
+                None => {
+                    self.renamed = Some(Renamed {
+                        index,
+                        before: name.clone(),
+                        wanted: None,
+                    })
+                }
             }
-            if let Some(renamed) = self.renamed.as_mut().filter(|renamed| renamed.index == index) {
+            if let Some(renamed) = self
+                .renamed
+                .as_mut()
+                .filter(|renamed| renamed.index == index)
+            {
                 renamed.before.clone_from(name);
             }
         }
@@ -223,9 +266,16 @@ impl Rdma {
 
     /// The names that the devices had on the host.
     pub fn names_before(&self) -> Vec<String> {
-        let mut names: BTreeMap<u32, &String> =
-            self.moving.iter().map(|device| (device.index, &device.name)).collect();
-        names.extend(self.renamed.iter().map(|renamed| (renamed.index, &renamed.before)));
+        let mut names: BTreeMap<u32, &String> = self
+            .moving
+            .iter()
+            .map(|device| (device.index, &device.name))
+            .collect();
+        names.extend(
+            self.renamed
+                .iter()
+                .map(|renamed| (renamed.index, &renamed.before)),
+        );
         names.into_values().cloned().collect()
     }
 
@@ -237,9 +287,13 @@ impl Rdma {
                 Some(mut pod) => of_pod(&self.moving, &mut pod)?,
                 None => Vec::new(),
             };
-            let missing =
-                self.moving.iter().filter(|device| !there.iter().any(|one| one.index == device.index));
-            found.extend(missing.map(|device| format!("the RDMA device {} is not in the pod", device.name)));
+            let missing = self
+                .moving
+                .iter()
+                .filter(|device| !there.iter().any(|one| one.index == device.index));
+            found.extend(
+                missing.map(|device| format!("the RDMA device {} is not in the pod", device.name)),
+            );
             if !found.is_empty() {
                 return Ok(found);
             }
@@ -254,18 +308,26 @@ impl Rdma {
 
 /// Moves the devices from the pod to the host. When the namespace ends, the kernel does that.
 pub fn take_back(moving: &[rdma::Device], cx: &mut Cx<'_>) -> Result<()> {
-    let Some(pod) = cx.pod.as_ref().filter(|_| !moving.is_empty()) else { return Ok(()) };
+    let Some(pod) = cx.pod.as_ref().filter(|_| !moving.is_empty()) else {
+        return Ok(());
+    };
     let host = Netns::current()?;
-    // The request must come from a thread in the pod's namespace: the kernel compares with that, not with the socket's
-    // (ib_device_set_netns_put in drivers/infiniband/core/device.c).
+    // The request must come from a thread in the pod's namespace: the kernel compares with that,
+    // not with the socket's (ib_device_set_netns_put in drivers/infiniband/core/device.c).
     pod.netns.run(|| {
-        let Some(mut pod) = rdma::open()? else { return Ok(()) };
+        let Some(mut pod) = rdma::open()? else {
+            return Ok(());
+        };
         let ours = of_pod(moving, &mut pod)?;
-        all_of(ours.iter().map(|device| rdma::move_to(&mut pod, device, &host)))
+        all_of(
+            ours.iter()
+                .map(|device| rdma::move_to(&mut pod, device, &host)),
+        )
     })
 }
 
-/// Did the devices end while the pod had them, with their driver's RDMA module, say? They may be made anew at any time.
+/// Did the devices end while the pod had them, with their driver's RDMA module, say? They may be
+/// made anew at any time.
 pub fn have_ended(function: Option<&Function>) -> Result<bool> {
     let has_any = function.map(Function::has_rdma_somewhere).transpose()?;
     Ok(!has_any.unwrap_or(false))
@@ -274,8 +336,9 @@ pub fn have_ended(function: Option<&Function>) -> Result<bool> {
 /// Not every driver can: rxe, and bnxt_re before a patch of April 2023.
 fn explained(error: anyhow::Error) -> anyhow::Error {
     match Error::is(&error, Errno::EOPNOTSUPP) {
-        true => error
-            .context("its driver cannot move an RDMA device to a pod: use a newer one, or \"rdma\": \"off\""),
+        true => error.context(
+            "its driver cannot move an RDMA device to a pod: use a newer one, or \"rdma\": \"off\"",
+        ),
         false => error,
     }
 }
@@ -285,12 +348,17 @@ pub fn names_in_pod(moving: &[rdma::Device], netns: &Netns) -> Result<Vec<String
     if moving.is_empty() {
         return Ok(Vec::new());
     }
-    let Some(mut pod) = netns.run(rdma::open)? else { return Ok(Vec::new()) };
-    Ok(of_pod(moving, &mut pod)?.into_iter().map(|device| device.name).collect())
+    let Some(mut pod) = netns.run(rdma::open)? else {
+        return Ok(Vec::new());
+    };
+    Ok(of_pod(moving, &mut pod)?
+        .into_iter()
+        .map(|device| device.name)
+        .collect())
 }
 
-/// The devices in the pod, by index, because the pod may have renamed them. Each is one request: the kernel's
-/// list leaves a device out when another one moves away meanwhile.
+/// The devices in the pod, by index, because the pod may have renamed them. Each is one request:
+/// the kernel's list leaves a device out when another one moves away meanwhile.
 fn of_pod(moving: &[rdma::Device], pod: &mut Socket) -> Result<Vec<rdma::Device>> {
     let mut there = Vec::new();
     for device in moving {

@@ -1,5 +1,5 @@
-//! `rdmaDeviceName`: programs find the RDMA device of a rail under a name that is the same on every node. The kernel has
-//! each name only once, over all namespaces.
+//! `rdmaDeviceName`: programs find the RDMA device of a rail under a name that is the same on every
+//! node. The kernel has each name only once, over all namespaces.
 
 use anyhow::{Context as _, Result};
 
@@ -14,8 +14,15 @@ use rail_netlink::all_of;
 use rail_netlink::{Socket, rdma};
 
 /// Adds the new name to `changes`.
-pub fn plan(conf: &NetConf, what: &str, socket: Option<&mut Socket>, changes: &mut Rdma) -> Result<()> {
-    let Some(wanted) = &conf.rdma_name else { return Ok(()) };
+pub fn plan(
+    conf: &NetConf,
+    what: &str,
+    socket: Option<&mut Socket>,
+    changes: &mut Rdma,
+) -> Result<()> {
+    let Some(wanted) = &conf.rdma_name else {
+        return Ok(());
+    };
     let (Some(socket), [before]) = (socket, &changes.names[..]) else {
         let count = changes.names.len();
         fail!(
@@ -27,10 +34,16 @@ pub fn plan(conf: &NetConf, what: &str, socket: Option<&mut Socket>, changes: &m
         return Ok(());
     }
     let Some(device) = rdma::named(socket, &changes.names)?.pop() else {
-        fail!(TryAgain, "rdmaDeviceName: {what} had the RDMA device {before}, which is gone");
+        fail!(
+            TryAgain,
+            "rdmaDeviceName: {what} had the RDMA device {before}, which is gone"
+        );
     };
-    changes.renamed =
-        Some(Renamed { index: device.index, before: device.name, wanted: Some(wanted.clone()) });
+    changes.renamed = Some(Renamed {
+        index: device.index,
+        before: device.name,
+        wanted: Some(wanted.clone()),
+    });
     changes.names = vec![wanted.clone()];
     Ok(())
 }
@@ -38,7 +51,11 @@ pub fn plan(conf: &NetConf, what: &str, socket: Option<&mut Socket>, changes: &m
 impl Renamed {
     /// Gives the device its name, while it is on the host.
     pub fn apply(&self, host: &mut Socket) -> Result<()> {
-        let Renamed { index, before, wanted } = self;
+        let Renamed {
+            index,
+            before,
+            wanted,
+        } = self;
         let Some(wanted) = wanted else {
             if let Some(now) = rdma::by_index(host, *index)?.filter(|now| now.name != *before) {
                 let name = now.name;
@@ -58,38 +75,64 @@ impl Renamed {
 
     /// What CHECK finds about the name.
     pub fn check(&self, netns: &Netns) -> Result<Option<String>> {
-        let Some(wanted) = &self.wanted else { return Ok(None) };
-        let Some(mut pod) = netns.run(rdma::open)? else { return Ok(None) };
+        let Some(wanted) = &self.wanted else {
+            return Ok(None);
+        };
+        let Some(mut pod) = netns.run(rdma::open)? else {
+            return Ok(None);
+        };
         Ok(match rdma::by_index(&mut pod, self.index)? {
             Some(now) if now.name == *wanted => None,
-            Some(now) => Some(format!("the RDMA device {wanted} has the name {}", now.name)),
+            Some(now) => Some(format!(
+                "the RDMA device {wanted} has the name {}",
+                now.name
+            )),
             None => Some(format!("the RDMA device {wanted} is not in the pod")),
         })
     }
 }
 
-/// Restores the names of devices that are on the host, whether the pod or ADD changed them. The kernel reuses the index
-/// of a device that is gone, so each device must still belong to the function.
+/// Restores the names of devices that are on the host, whether the pod or ADD changed them. The
+/// kernel reuses the index of a device that is gone, so each device must still belong to the
+/// function.
 pub fn restore(step: &Rdma, cx: &Cx<'_>) -> Result<()> {
-    let mut were: Vec<_> = step.moving.iter().map(|device| (device.index, &device.name)).collect();
+    let mut were: Vec<_> = step
+        .moving
+        .iter()
+        .map(|device| (device.index, &device.name))
+        .collect();
     were.extend(step.renamed.iter().map(|one| (one.index, &one.before)));
-    let Some(mut host) = (if were.is_empty() { None } else { rdma::open()? }) else { return Ok(()) };
+    let Some(mut host) = (if were.is_empty() { None } else { rdma::open()? }) else {
+        return Ok(());
+    };
     let mut restore = |index: u32, before: &String| match rdma::by_index(&mut host, index)? {
         Some(now) if now.name != *before && is_of(cx.function.as_ref(), &now) => {
             rdma::rename(&mut host, index, before)
         }
         _ => Ok(()),
     };
-    all_of(were.into_iter().map(|(index, before)| restore(index, before)))
+    all_of(
+        were.into_iter()
+            .map(|(index, before)| restore(index, before)),
+    )
 }
 
-/// Gives the RDMA device of a driver that was bound again the name that it had: the kernel numbers devices by the order
-/// in which drivers are bound.
+/// Gives the RDMA device of a driver that was bound again the name that it had: the kernel numbers
+/// devices by the order in which drivers are bound.
 pub fn restore_names_made_anew(bound: &Bound, cx: &Cx<'_>) -> Result<()> {
-    let now = cx.function.as_ref().map(Function::list_rdma_devices).transpose()?.unwrap_or_default();
+    let now = cx
+        .function
+        .as_ref()
+        .map(Function::list_rdma_devices)
+        .transpose()?
+        .unwrap_or_default();
     // Which of several is which cannot be told.
-    let ([before], [now]) = (&bound.rdma[..], &now[..]) else { return Ok(()) };
-    let Some(mut host) = (if before == now { None } else { rdma::open()? }) else { return Ok(()) };
+    let ([before], [now]) = (&bound.rdma[..], &now[..]) else {
+        return Ok(());
+    };
+    let Some(mut host) = (if before == now { None } else { rdma::open()? }) else {
+        return Ok(());
+    };
     match rdma::named(&mut host, std::slice::from_ref(now))?.first() {
         Some(device) => rdma::rename(&mut host, device.index, before),
         None => Ok(()),
