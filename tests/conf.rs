@@ -341,7 +341,7 @@ fn dranet_finds_the_socket_of_the_agent() {
         panic!("{values:?}")
     };
     assert_eq!(*profile, "--profile-provider=webhook");
-    let source = read("agent/src/dranet.rs");
+    let source = read("crates/rail-agent/src/dranet.rs");
     let constant = |name: &str| {
         source
             .split(name)
@@ -691,8 +691,8 @@ fn anchors(text: &str) -> BTreeSet<String> {
 fn every_link_to_a_heading_reaches_one() {
     let mut pages = documents();
     pages.push((
-        "conformance/README.md".to_owned(),
-        read("conformance/README.md"),
+        "crates/cni-conformance/README.md".to_owned(),
+        read("crates/cni-conformance/README.md"),
     ));
     let mut count = 0;
     for (file, text) in &pages {
@@ -854,7 +854,7 @@ fn the_keys_of_the_ipam_section_are_those_of_the_code() {
 
 #[test]
 fn the_keys_of_a_fabric_are_those_of_the_code() {
-    let known = strings("ctl/src/plan/fabric/keys.rs", "const KEYS");
+    let known = strings("crates/railctl/src/plan/fabric/keys.rs", "const KEYS");
     assert_eq!(known.len(), 25);
     assert_eq!(keys_in("docs/planning.md", "## Fabric file"), known);
 }
@@ -1115,14 +1115,20 @@ fn the_waits_are_those_of_the_code() {
         ("the same attachment or device", time(record, "PATIENCE")),
         ("a VF of the same PF", time(record, "PF_PATIENCE")),
         ("the same pool", of_pool),
-        ("another `import`", time("ctl/src/store.rs", "PATIENCE")),
+        (
+            "another `import`",
+            time("crates/railctl/src/store.rs", "PATIENCE"),
+        ),
         ("on stdin", time("src/watchdog.rs", "STDIN_LIMIT")),
         (
             "stderr",
             format!("{} in all", time("src/log.rs", "PATIENCE")),
         ),
         ("IPAM plugin", time("src/attach/ipam.rs", "PATIENCE")),
-        ("the kernel", time("netlink/src/lib.rs", "PATIENCE_SECONDS")),
+        (
+            "the kernel",
+            time("crates/netlink/src/lib.rs", "PATIENCE_SECONDS"),
+        ),
         (
             "the carrier",
             time("src/neighbours.rs", "PATIENCE_WITH_CARRIER"),
@@ -1179,7 +1185,7 @@ fn the_checks_of_doctor_and_the_states_of_status_are_those_of_the_code() {
             "docs/operations.md does not tell of {name}"
         );
     }
-    let source = read("ctl/src/commands/inventory.rs");
+    let source = read("crates/railctl/src/commands/inventory.rs");
     let states = source
         .lines()
         .filter_map(|line| line.trim().strip_prefix("State::")?.split('"').nth(1));
@@ -1220,17 +1226,7 @@ fn test_files() -> impl Iterator<Item = String> {
 /// would say nothing.
 #[test]
 fn no_test_is_ignored() {
-    let folders = [
-        "src",
-        "ctl",
-        "netlink",
-        "tests",
-        "agent",
-        "bench",
-        "conformance",
-        "fuzz/src",
-        "fuzz/tests",
-    ];
+    let folders = ["src", "crates", "tests"];
     let attribute = concat!("#[", "ignore");
     let mut sources = folders
         .into_iter()
@@ -1300,7 +1296,10 @@ fn no_message_has_the_indentation_of_the_code_in_it() {
         .collect();
     assert_eq!(found, [(1, false), (2, true)]);
     let mut count = 0;
-    for file in source_files().into_iter().chain(files_below("agent/src")) {
+    for file in source_files()
+        .into_iter()
+        .chain(files_below("crates/rail-agent/src"))
+    {
         for (line, text) in texts(&read(&file)) {
             count += 1;
             assert!(!has_lost_blanks(&text), "{file}:{line}: {text}");
@@ -1467,7 +1466,7 @@ fn every_item_of_the_contract_has_a_test_that_names_it() {
         })
         .collect();
     // Of each item, the checks of the suite that find it.
-    let suite = files_below("conformance/src/checks")
+    let suite = files_below("crates/cni-conformance/src/checks")
         .iter()
         .map(|file| read(file))
         .collect::<String>();

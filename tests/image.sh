@@ -116,7 +116,7 @@ the_executables_are_static_and_run() {
 # shellcheck disable=SC2016
 # As a container runs it: with a /proc and a /dev of its own. The script of a finding runs there, too.
 the_image_of_conformance_judges_a_plugin() {
-    local image=$work/conformance layer=$work/root readme=$root/conformance/README.md
+    local image=$work/conformance layer=$work/root readme=$root/crates/cni-conformance/README.md
     mkdir -p "$image" "$layer"
     "$root/scripts/image" --conformance "$work/conformance.tar" || return
     tar -C "$image" -xf "$work/conformance.tar"

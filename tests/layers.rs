@@ -24,7 +24,7 @@ struct Layers {
 /// holds that.
 const CRATES: [Layers; 2] = [
     Layers {
-        source: "ctl/src",
+        source: "crates/railctl/src",
         lines: &[
             &["commands"],
             &["plan"],
@@ -372,7 +372,7 @@ fn architecture_has_the_layers_and_every_directory_of_the_code() {
         let is_source = CRATES.iter().any(|layers| layers.source == directory);
         let is_there = is_source || text.contains(&format!("`{directory}/`"));
         // The checks of one command, and what is below it.
-        let is_of_a_command = directory.starts_with("ctl/src/commands/");
+        let is_of_a_command = directory.starts_with("crates/railctl/src/commands/");
         assert!(
             is_there || is_of_a_command,
             "ARCHITECTURE.md does not name {directory}/"

@@ -313,7 +313,7 @@ the_bill_of_the_agent_names_what_its_package_links() {
         and (index("rail-agent") | not)' "$bill"
     without_checksum "$bill" rail-cni rail-netlink
     local allowed
-    allowed=$(sed -n 's/^allow = //p' "$root/deny-agent.toml")
+    allowed=$(sed -n 's/^allow = //p' "$root/.cargo/deny-agent.toml")
     jq -r --argjson allowed "$allowed" '
         .components[] | select(.purl | startswith("pkg:cargo/")) | .licenses[0].expression | gsub("[()]"; "")
         | select(split(" AND ") | all(split(" OR ") | any(. as $one | $allowed | index([$one]))) | not)' "$bill" >refused
@@ -516,10 +516,10 @@ the_bill_names_all_that_is_linked() {
     (cd "$target/static" && sha256sum --quiet --strict -c) <executables
 }
 
-# As deny.toml has it, which needs a tool that takes minutes to build.
+# As .cargo/deny.toml has it, which needs a tool that takes minutes to build.
 what_is_linked_has_an_allowed_licence_and_comes_from_crates_io() {
     local allowed
-    allowed=$(sed -n 's/^allow = //p' "$root/deny.toml")
+    allowed=$(sed -n 's/^allow = //p' "$root/.cargo/deny.toml")
     jq -r --argjson allowed "$allowed" '
         .components[] | select(.purl | startswith("pkg:cargo/")) | .licenses[0].expression as $licence
         | select($licence | split(" OR ") | any(. as $one | $allowed | index([$one])) | not)

@@ -321,7 +321,7 @@ a_build_says_its_commit() {
     }
     mkdir -p "$copy"
     cp -r "$root"/{scripts,.gitattributes,Cargo.toml,Cargo.lock} "$copy/"
-    mkdir "$copy"/{src,ctl} && touch "$copy"/{src,ctl}/lib.rs
+    mkdir -p "$copy"/{src,crates/netlink,crates/railctl} && touch "$copy"/{src,crates/netlink,crates/railctl}/lib.rs
     says_commit ''
     (
         cd "$copy"
@@ -332,7 +332,7 @@ a_build_says_its_commit() {
     says_commit "${hash:0:12}"
     printf '// more\n' >"$copy/src/lib.rs"
     says_commit "${hash:0:12}, changed"
-    git -C "$copy" checkout -q src && printf '// more\n' >"$copy/ctl/lib.rs"
+    git -C "$copy" checkout -q src && printf '// more\n' >"$copy/crates/railctl/lib.rs"
     says_commit "${hash:0:12}, changed"
     RAIL_CNI_COMMIT=0123456789abcdef says_commit 0123456789ab
     mkdir "$work/unpacked" && git -C "$copy" archive HEAD | tar -x -C "$work/unpacked"

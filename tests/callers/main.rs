@@ -15,7 +15,7 @@ mod containerd;
 mod migration;
 mod multus;
 mod node;
-#[path = "../../conformance/src/objects.rs"]
+#[path = "../../crates/cni-conformance/src/objects.rs"]
 mod objects;
 mod ocicni;
 mod podman;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What many agents cost the API server: agent/examples/fleet.rs asks what they ask. Prints the figures of docs/agent.md.
+# What many agents cost the API server: crates/rail-agent/examples/fleet.rs asks what they ask. Prints the figures of docs/agent.md.
 source "$(dirname "$0")/lib.sh"
 
 readonly agents=${RAIL_FLEET:-5000} seconds=${RAIL_FLEET_SECONDS:-300}

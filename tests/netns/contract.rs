@@ -1,5 +1,5 @@
 //! The CNI contract, `tests/contract-items`: each test names the items that it holds to. What can
-//! be asked of any plugin, and says nothing of our own words and files, is asked by `conformance/`.
+//! be asked of any plugin, and says nothing of our own words and files, is asked by `crates/cni-conformance`.
 //!
 //! | items | what | where |
 //! | --- | --- | --- |

@@ -1,4 +1,4 @@
-//! tests/contract-items, items 42 to 44: VERSION, where the suite of conformance/ does not ask.
+//! tests/contract-items, items 42 to 44: VERSION, where the suite of crates/cni-conformance does not ask.
 
 use super::for_both;
 

@@ -1,5 +1,5 @@
 //! `railctl discover`: leaves and plan say which NIC is which rail. What PCI says is in
-//! ctl/src/commands/discover/tests.rs.
+//! crates/railctl/src/commands/discover/tests.rs.
 
 use std::fs;
 
