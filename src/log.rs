@@ -525,6 +525,11 @@ pub fn is_unprintable(letter: char) -> bool {
         || matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
+/// The text without control characters: a text of a tenant must not control the terminal.
+pub fn printable(text: &str) -> String {
+    text.replace(is_unprintable, "?")
+}
+
 /// The level with the given name. The names are those of sriov-cni; `panic` means `error`.
 pub fn parse_level(text: &str) -> Option<LevelFilter> {
     match text {

@@ -854,7 +854,7 @@ fn the_keys_of_the_ipam_section_are_those_of_the_code() {
 
 #[test]
 fn the_keys_of_a_fabric_are_those_of_the_code() {
-    let known = strings("crates/railctl/src/plan/fabric/keys.rs", "const KEYS");
+    let known = strings("crates/plan/src/fabric/keys.rs", "const KEYS");
     assert_eq!(known.len(), 25);
     assert_eq!(keys_in("docs/planning.md", "## Fabric file"), known);
 }

@@ -321,7 +321,7 @@ a_build_says_its_commit() {
     }
     mkdir -p "$copy"
     cp -r "$root"/{scripts,.gitattributes,Cargo.toml,Cargo.lock} "$copy/"
-    mkdir -p "$copy"/{src,crates/netlink,crates/railctl} && touch "$copy"/{src,crates/netlink,crates/railctl}/lib.rs
+    mkdir -p "$copy"/{src,crates/netlink,crates/plan,crates/railctl} && touch "$copy"/{src,crates/netlink,crates/plan,crates/railctl}/lib.rs
     says_commit ''
     (
         cd "$copy"

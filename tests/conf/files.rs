@@ -33,9 +33,14 @@ pub fn files_below(folder: &str) -> Vec<String> {
 }
 
 pub fn source_files() -> Vec<String> {
-    let mut files = ["src", "crates/railctl/src", "crates/netlink/src"]
-        .map(files_below)
-        .concat();
+    let mut files = [
+        "src",
+        "crates/railctl/src",
+        "crates/plan/src",
+        "crates/netlink/src",
+    ]
+    .map(files_below)
+    .concat();
     files.retain(|file| file.ends_with(".rs"));
     files
 }

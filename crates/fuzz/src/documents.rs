@@ -1,9 +1,10 @@
 //! What people write: YAML, JSON, and networks.
 
+use rail_cni::log::printable;
 use rail_cni::node::Node;
+use rail_plan::document::{Part, parse};
 use railctl::commands::lint::Lint;
-use railctl::document::{Part, parse};
-use railctl::output::{Output, printable};
+use railctl::output::Output;
 use serde::Deserialize as _;
 use serde_json::Value;
 

@@ -6,8 +6,8 @@ use std::sync::Once;
 use anyhow::Error;
 use rail_cni::cni::answer;
 use rail_cni::error::code_of;
+use rail_cni::log::printable;
 use rail_cni::pool::Allocation;
-use railctl::output::printable;
 
 /// Formats every line that is logged, as the log does. Without a logger none of them is ever made.
 struct Listener;

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use railctl::document::{Text, parse};
-use railctl::plan::nads::Form;
-use railctl::plan::refusal::Refusal;
-use railctl::plan::scheme::{Family, Mode, Polarity, Scheme, Tiers};
-use railctl::plan::{self, File, Plan, Pools};
+use rail_plan::document::{Text, parse};
+use rail_plan::nads::Form;
+use rail_plan::refusal::Refusal;
+use rail_plan::scheme::{Family, Mode, Polarity, Scheme, Tiers};
+use rail_plan::{File, Plan, Pools};
 use serde_json::Value;
 
 use crate::directory::Directory;
@@ -41,22 +41,25 @@ fn checked(plan: &mut Plan) -> Option<Pools> {
             );
         }
     }
-    files(plan::csv::write(plan));
-    files(plan::html::write(plan));
-    files(plan::volcano::write(plan));
-    files(plan::slurm::write(plan, plan::slurm::Plugin::Tree));
-    for file in files(plan::nvue::write(plan)) {
+    files(rail_plan::csv::write(plan));
+    files(rail_plan::html::write(plan));
+    files(rail_plan::volcano::write(plan));
+    files(rail_plan::slurm::write(
+        plan,
+        rail_plan::slurm::Plugin::Tree,
+    ));
+    for file in files(rail_plan::nvue::write(plan)) {
         let is_command = |line: &str| line.starts_with("nv set ") || line.starts_with('#');
         assert!(file.text.lines().all(is_command), "{}", file.text);
     }
-    let each = plan::nads::Networks::default();
-    let one = plan::nads::Networks {
+    let each = rail_plan::nads::Networks::default();
+    let one = rail_plan::nads::Networks {
         is_one: true,
         resource: None,
     };
     for networks in [each, one] {
-        let policies = files(plan::nics::sriov_node_policy(plan, &networks, None));
-        for file in files(plan::nads::write(plan, &networks, Form::List, None))
+        let policies = files(rail_plan::nics::sriov_node_policy(plan, &networks, None));
+        for file in files(rail_plan::nads::write(plan, &networks, Form::List, None))
             .into_iter()
             .chain(policies)
         {
@@ -105,7 +108,7 @@ fn ends(pools: &Pools) -> Ends {
 
 /// What is written for nv-ipam is read as the same plan.
 fn as_manifests(plan: &mut Plan, pools: &Pools) {
-    let written = files(plan::manifest::write(plan, None));
+    let written = files(rail_plan::manifest::write(plan, None));
     if written.is_empty() {
         return;
     }
@@ -113,13 +116,13 @@ fn as_manifests(plan: &mut Plan, pools: &Pools) {
         .iter()
         .flat_map(|file| parse(&file.name, file.text.as_bytes()).expect("YAML"));
     let mut again =
-        plan::manifest::read(&documents.collect::<Vec<_>>()).expect("its own manifests");
+        rail_plan::manifest::read(&documents.collect::<Vec<_>>()).expect("its own manifests");
     assert_eq!(ends(&again.check().expect("it was sound")), ends(pools));
 }
 
 /// What is written for hosts is read as the same addresses.
 fn as_netplan(plan: &Plan, pools: &Pools) {
-    let written = files(plan::netplan::write(plan));
+    let written = files(rail_plan::netplan::write(plan));
     if written.is_empty() {
         return;
     }
@@ -128,7 +131,8 @@ fn as_netplan(plan: &Plan, pools: &Pools) {
         directory.write(&format!("hosts/{}", file.name), file.text.as_bytes());
     }
     // A host without a gateway, or with a prefix that no rail has, is no rail by itself.
-    let Ok(mut again) = plan::netplan::read(&[directory.path("hosts").display().to_string()])
+    let Ok(mut again) =
+        rail_plan::netplan::read(&[directory.path("hosts").display().to_string()], |_| ())
     else {
         return;
     };
@@ -143,7 +147,7 @@ fn as_netplan(plan: &Plan, pools: &Pools) {
                 );
             }
         }
-        assert_eq!(files(plan::netplan::write(&again)), written);
+        assert_eq!(files(rail_plan::netplan::write(&again)), written);
     }
 }
 
@@ -152,7 +156,7 @@ pub fn manifest(data: &[u8]) {
     let Ok(documents) = parse("pools.yaml", data) else {
         return;
     };
-    let mut plan = match plan::manifest::read(&documents) {
+    let mut plan = match rail_plan::manifest::read(&documents) {
         Ok(plan) => plan,
         Err(error) => return refused(&error),
     };
@@ -182,8 +186,8 @@ pub fn topology(data: &[u8]) {
             bytes: text.to_vec(),
         })
         .collect();
-    let _ = plan::topology::is_topology(&texts[0]);
-    let mut plan = match plan::topology::read(&texts, &scheme, Some(9000), &[]) {
+    let _ = rail_plan::topology::is_topology(&texts[0]);
+    let mut plan = match rail_plan::topology::read(&texts, &scheme, Some(9000), &[]) {
         Ok(plan) => plan,
         Err(refusal) => return lines(refusal),
     };
@@ -208,7 +212,7 @@ pub fn fabric(data: &[u8]) {
     if !is_small(&document.value) {
         return;
     }
-    let mut plan = match plan::fabric::read(std::slice::from_ref(document)) {
+    let mut plan = match rail_plan::fabric::read(std::slice::from_ref(document)) {
         Ok(plan) => plan,
         Err(error) => return refused(&error),
     };
@@ -239,10 +243,11 @@ pub fn netplan(data: &[u8]) {
     for (number, text) in parts(data, 2).into_iter().enumerate() {
         directory.write(&format!("hosts/worker-{number}.yaml"), text);
     }
-    let mut plan = match plan::netplan::read(&[directory.path("hosts").display().to_string()]) {
-        Ok(plan) => plan,
-        Err(error) => return refused(&error),
-    };
+    let mut plan =
+        match rail_plan::netplan::read(&[directory.path("hosts").display().to_string()], |_| ()) {
+            Ok(plan) => plan,
+            Err(error) => return refused(&error),
+        };
     if let Some(pools) = checked(&mut plan) {
         as_manifests(&mut plan, &pools);
         as_netplan(&plan, &pools);

@@ -1,7 +1,6 @@
 //! The output of the commands: tables for people, JSON for programs, and an exit status for
 //! scripts.
 
-use std::fmt;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 
@@ -10,7 +9,9 @@ use clap::{Parser, ValueEnum};
 use comfy_table::{Table, presets};
 use serde_json::Value;
 
+use rail_cni::log::printable;
 use rail_cni::watchdog;
+use rail_plan::refusal::Lines;
 
 /// The name of the program.
 pub const PROGRAM: &str = "railctl";
@@ -35,25 +36,6 @@ pub fn parse<C: Parser>() -> Result<C, ExitCode> {
         }
     })
 }
-
-/// An error of several lines. A line feed within a line, which may come from a tenant, is replaced.
-#[derive(Debug)]
-pub struct Lines(pub Vec<String>);
-
-impl fmt::Display for Lines {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(
-            &self
-                .0
-                .iter()
-                .map(|line| printable(line))
-                .collect::<Vec<_>>()
-                .join("\n"),
-        )
-    }
-}
-
-impl std::error::Error for Lines {}
 
 /// Prints the error of a command, and returns the exit status.
 pub fn end(done: Result<ExitCode>) -> ExitCode {
@@ -91,11 +73,6 @@ pub fn table(headers: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Strin
         column.set_padding((0, 2));
     }
     table.trim_fmt() + "\n"
-}
-
-/// The text without control characters: a text of a tenant must not control the terminal.
-pub fn printable(text: &str) -> String {
-    text.replace(rail_cni::log::is_unprintable, "?")
 }
 
 /// JSON with a line for each key. A text of a tenant in it controls no terminal.

@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 use super::leases::{State, lease_json, look};
 use super::report::tell;
 use crate::output;
-use crate::plan::Pools;
 use crate::progress::Progress;
 use crate::store::{Change, Writer};
 use rail_cni::error::{self, Code};
@@ -23,6 +22,7 @@ use rail_cni::node::Node;
 use rail_cni::pool::allocation::{Allocation, To, bits};
 use rail_cni::pool::store::{self, Store};
 use rail_cni::pool::{is_name, node_name};
+use rail_plan::Pools;
 
 /// The nodes to write.
 #[derive(Debug)]

@@ -232,13 +232,13 @@ fn text(checked: &[Checked<'_>], inventory: &Inventory) -> String {
     }
     for lost in &inventory.lost {
         let line = format!("{}: {REMEDY}", lost.describe());
-        text += &(output::printable(&line) + "\n");
+        text += &(rail_cni::log::printable(&line) + "\n");
     }
     for name in &inventory.unreadable {
         let line = format!(
             "the record {name} cannot be read: if no pod has its device, run `railctl reap --forget {name}`"
         );
-        text += &(output::printable(&line) + "\n");
+        text += &(rail_cni::log::printable(&line) + "\n");
     }
     let differ = checked
         .iter()

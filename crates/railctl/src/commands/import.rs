@@ -7,12 +7,12 @@ use clap::Args;
 
 use super::change::{self, Force, Nodes, Scope, Terms};
 use super::report::{Run, show_changes, tell};
-use crate::document;
 use crate::output::{self, Output};
-use crate::plan::{Plan, Pools, manifest, refused};
 use rail_cni::fail;
 use rail_cni::node::Node;
 use rail_cni::pool::{is_name, node_name};
+use rail_plan::document;
+use rail_plan::{Plan, Pools, manifest, refused};
 
 /// Arguments of `railctl import`.
 #[derive(Debug, Args)]

@@ -14,10 +14,10 @@ use serde_json::json;
 
 use super::report::Run;
 use crate::output::{self, Output, pretty, print, table};
-use crate::plan::File;
 use rail_cni::failure;
 use rail_cni::fault::SHOWN;
 use rail_cni::files::{self, hash};
+use rail_plan::File;
 
 /// A name that kubectl, netplan and `railctl plan` ignore.
 const WRITTEN: &str = ".rail-ipam-plan";
@@ -300,7 +300,9 @@ fn difference(path: &Path, before: &str, after: &str) -> String {
     let diff = diff
         .unified_diff(&printer, UnifiedDiffConfig::default(), &input)
         .to_string();
-    let lines = diff.lines().map(|line| output::printable(line) + "\n");
+    let lines = diff
+        .lines()
+        .map(|line| rail_cni::log::printable(line) + "\n");
     format!(
         "--- {}\n+++ the plan\n{}",
         path.display(),

@@ -12,20 +12,21 @@ use serde_json::{Value, json};
 use super::change::{self, Force, Import, Line, Nodes, Scope, Terms};
 use super::out::{self, Out, Owner, Stale};
 use super::report::{Run, show_changes, tell};
-use crate::document;
 use crate::output::{self, Output, pretty, print, table};
-use crate::plan::pattern::Pattern;
-use crate::plan::refusal::{Doubt, Refusal};
-use crate::plan::scheme::{Family, Mode, Polarity, Scheme, Tiers, is_first_octet};
-use crate::plan::{
-    File, Plan, Pool, Pools, csv, fabric, groups, html, manifest, nads, netplan, networks, nics,
-    nvue, refused, slurm, topology, volcano,
-};
+use crate::progress::Progress;
 use rail_cni::cluster_networks;
 use rail_cni::fail;
 use rail_cni::fault::Fault;
 use rail_cni::node::Node;
 use rail_cni::pool::{self, Allocation};
+use rail_plan::document;
+use rail_plan::pattern::Pattern;
+use rail_plan::refusal::{Doubt, Refusal};
+use rail_plan::scheme::{Family, Mode, Polarity, Scheme, Tiers, is_first_octet};
+use rail_plan::{
+    File, Plan, Pool, Pools, csv, fabric, groups, html, is_namespace, manifest, nads, netplan,
+    networks, nics, nvue, refused, slurm, topology, volcano,
+};
 
 /// Arguments of `railctl plan`.
 #[derive(Debug, Args)]
@@ -313,7 +314,7 @@ impl PlanArgs {
                 "--namespace is for --to cidrpool, --to nads and --to sriov-node-policy"
             );
         }
-        if !crate::plan::is_namespace(name) {
+        if !is_namespace(name) {
             fail!(
                 InvalidConfig,
                 "--namespace: {name:?} is not a Kubernetes namespace: 1 to 63 lowercase letters, digits \
@@ -398,7 +399,7 @@ impl PlanArgs {
 
     fn read_files(&self, files: &[String], from: Option<Kind>) -> Result<(Plan, Kind)> {
         if from == Some(Kind::Netplan) || files.iter().any(|file| Path::new(file).is_dir()) {
-            return Ok((netplan::read(files)?, Kind::Netplan));
+            return Ok((read_netplan(files)?, Kind::Netplan));
         }
         let texts = document::read_texts(files)?;
         let is_topology = |text| from.is_none() && topology::is_topology(text);
@@ -418,7 +419,7 @@ impl PlanArgs {
         let kind = match from {
             Some(kind) => kind,
             None if fabric::is_fabric(&first.value) => Kind::Fabric,
-            None if crate::netplan::network(first.root()).is_some() => Kind::Netplan,
+            None if netplan::network(first.root()).is_some() => Kind::Netplan,
             None if !manifest::is_manifest(&first.value) => fail!(
                 InvalidConfig,
                 "{}: no source of a plan: neither topology.json (nodes, links), topology.dot, a fabric file (fabric), netplan \
@@ -430,7 +431,7 @@ impl PlanArgs {
         let plan = match kind {
             Kind::Fabric => fabric::read(&documents)?,
             // The name of a file is that of its host.
-            Kind::Netplan => netplan::read(files)?,
+            Kind::Netplan => read_netplan(files)?,
             _ => manifest::read(&documents)?,
         };
         Ok((plan, kind))
@@ -486,6 +487,16 @@ impl PlanArgs {
             None => Nodes::Own(pool::node_name(node)?),
         })
     }
+}
+
+/// Reads the netplan files of hosts, with a progress bar.
+fn read_netplan(files: &[String]) -> Result<Plan> {
+    let mut progress = None;
+    netplan::read(files, |total| {
+        progress
+            .get_or_insert_with(|| Progress::new("hosts", total))
+            .step();
+    })
 }
 
 fn parse_first_octet(text: &str) -> Result<u8, String> {

@@ -220,7 +220,7 @@ impl Reaped {
         lines.push(sum);
         lines
             .iter()
-            .map(|line| output::printable(line) + "\n")
+            .map(|line| rail_cni::log::printable(line) + "\n")
             .collect()
     }
 }

@@ -5,8 +5,9 @@ use anyhow::{Error, Result};
 use serde_json::{Value, json};
 
 use super::change::{Obstacle, Outside, Taken};
-use crate::output::{Lines, Output, pretty, print};
+use crate::output::{Output, pretty, print};
 use rail_cni::error::{Code, code_of};
+use rail_plan::refusal::Lines;
 
 /// Prints why a command that a program runs has failed, and leaves the error for people to the
 /// caller.
@@ -56,7 +57,7 @@ mod tests {
 
     #[test]
     fn a_program_learns_from_one_word_what_to_do() {
-        let faults = || crate::plan::refused(vec![Fault::whole("a"), Fault::whole("b")]);
+        let faults = || rail_plan::refused(vec![Fault::whole("a"), Fault::whole("b")]);
         for (error, expected) in [
             (Obstacle::Held(Vec::new()).into(), "held"),
             (Obstacle::Taken(Vec::new()).into(), "taken"),

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::change::{Import, Line, Outside, Taken};
 use crate::output::{self, Output, pretty, print, table};
-use crate::plan::{Plan, groups};
 use rail_cni::fault::few;
 use rail_cni::pool::allocation::Allocation;
+use rail_plan::{Plan, groups};
 
 /// The most lines that are printed.
 const MOST_LINES: usize = 200;

@@ -263,7 +263,7 @@ fn rdma_mode(inventory: &Inventory) -> &'static str {
 
 fn text(node_name: &str, inventory: &Inventory, todo: &[String], now: SystemTime) -> String {
     let rdma = rdma_mode(inventory);
-    let mut text = output::printable(&format!("node {node_name}, {rdma}")) + "\n";
+    let mut text = rail_cni::log::printable(&format!("node {node_name}, {rdma}")) + "\n";
     if inventory.rails.is_empty() {
         text += NO_RAILS;
         text += "\n";
@@ -287,11 +287,17 @@ fn text(node_name: &str, inventory: &Inventory, todo: &[String], now: SystemTime
     let gids = gid_indexes(&inventory.attachments);
     if !gids.is_empty() {
         text += "\n";
-        text.extend(gids.iter().map(|line| output::printable(line) + "\n"));
+        text.extend(
+            gids.iter()
+                .map(|line| rail_cni::log::printable(line) + "\n"),
+        );
     }
     if !todo.is_empty() {
         text += "\n";
-        text.extend(todo.iter().map(|line| output::printable(line) + "\n"));
+        text.extend(
+            todo.iter()
+                .map(|line| rail_cni::log::printable(line) + "\n"),
+        );
     }
     text
 }

@@ -200,7 +200,7 @@ impl Findings {
             .map(|check| check.name.len())
             .max()
             .unwrap_or_default();
-        let mut text = output::printable(&format!("node {node_name}")) + "\n\n";
+        let mut text = rail_cni::log::printable(&format!("node {node_name}")) + "\n\n";
         for Check {
             name,
             verdict,
@@ -225,7 +225,7 @@ impl Findings {
                 Some(remedy) => format!("  {name:<width$}  {what} -> {remedy}"),
                 None => format!("  {name:<width$}  {what}"),
             };
-            text += &(output::printable(&line) + "\n");
+            text += &(rail_cni::log::printable(&line) + "\n");
         }
         let (failed, warned) = (self.count(Verdict::Fail), self.count(Verdict::Warn));
         let (skipped, ok) = (self.count(Verdict::Skip), self.count(Verdict::Ok));

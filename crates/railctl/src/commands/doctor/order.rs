@@ -8,13 +8,13 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::netplan;
 use rail_cni::files;
 use rail_cni::node::Node;
 use rail_cni::pool::{rail_in, store};
 use rail_cni::sysfs::{DeviceId, Function};
 use rail_netlink::link;
 use rail_netlink::{Socket, address};
+use rail_plan::netplan;
 
 /// The directory of this host's netplan files.
 const NETPLAN: &str = "/etc/netplan";

@@ -13,7 +13,6 @@ use super::networks::Network;
 use super::runtimes::{CONFIGURATIONS, configurations_in};
 use super::{Check, Findings};
 use crate::commands::inventory::Inventory;
-use crate::document;
 use rail_cni::attach::steps::rail::is_of_links;
 use rail_cni::cluster_networks::overlap;
 use rail_cni::files;
@@ -21,6 +20,7 @@ use rail_cni::node::Node;
 use rail_cni::pool::Allocation;
 use rail_netlink::route::{self, MAIN};
 use rail_netlink::{Socket, link};
+use rail_plan::document;
 
 /// Has the address of the cluster's DNS, which is in the network of Services.
 const KUBELET: &str = "/var/lib/kubelet/config.yaml";

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use ipnet::IpNet;
 
 use super::{Context, Finding, Lint, Rail, Range, Routes, Severity, Shift, number_in};
-use crate::document::Part;
 use rail_cni::cluster_networks::{self, Taken, USUAL, overlap};
 use rail_cni::fault::Fault;
+use rail_plan::document::Part;
 
 impl Lint {
     /// Notes where its routes lead, and the prefixes at `paths`.

@@ -4,10 +4,10 @@
 use serde_json::{Map, Value, json};
 
 use super::{Context, OUR_IPAM, OURS, is_like_ours};
-use crate::document::Part;
 use rail_cni::fault::Fault;
 use rail_cni::netconf;
 use rail_cni::node::VF_KEYS;
+use rail_plan::document::Part;
 
 /// Keys of tuning that rail-cni has, too.
 const OF_TUNING: [&str; 2] = ["mtu", "mac"];

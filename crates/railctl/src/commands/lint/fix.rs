@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value, json};
 
 use super::{Lint, OURS, number_in};
-use crate::plan::yaml::scalar;
+use rail_plan::yaml::scalar;
 
 /// A network that rail-cni attaches.
 #[derive(Debug)]
@@ -93,7 +93,7 @@ impl Fixed {
         };
         let mut text = "---\n".to_owned();
         for note in &self.notes {
-            text.push_str(&format!("# {}\n", crate::output::printable(note)));
+            text.push_str(&format!("# {}\n", rail_cni::log::printable(note)));
         }
         text.push_str(
             "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata:\n",

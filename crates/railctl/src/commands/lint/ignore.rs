@@ -1,9 +1,9 @@
 //! Warnings that a file silences, each with its reason: `mtu: storage rails have 8000`.
 
 use super::{Finding, Lint, Severity};
-use crate::document::Part;
 use rail_cni::fault::{Fault, Place};
 use rail_cni::netconf::LINT_IGNORE;
+use rail_plan::document::Part;
 
 /// The warnings of one key of one network.
 #[derive(Debug)]

@@ -25,9 +25,7 @@ use serde_json::{Map, Value, json};
 use self::chain::Chain;
 use self::fix::Fixed;
 use self::ignore::Ignore;
-use crate::document::{self, Document, Format, Part};
 use crate::output::{self, Output};
-use crate::plan::manifest;
 use rail_cni::cni::{VERSIONS, Version};
 use rail_cni::fault::{Fault, Place};
 use rail_cni::ipam;
@@ -35,6 +33,8 @@ use rail_cni::nearest::nearest;
 use rail_cni::netconf;
 use rail_cni::node::Node;
 use rail_cni::pool;
+use rail_plan::document::{self, Document, Format, Part};
+use rail_plan::manifest;
 
 const OURS: &str = "rail-cni";
 const OUR_IPAM: &str = "rail-ipam";
@@ -315,7 +315,7 @@ impl Lint {
             Output::Table => {
                 let lines = findings
                     .iter()
-                    .map(|finding| output::printable(&finding.to_string()) + "\n");
+                    .map(|finding| rail_cni::log::printable(&finding.to_string()) + "\n");
                 let some =
                     |count, what| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
                 let (networks, others) = (some(*networks, "network"), *others);

@@ -4,8 +4,8 @@
 use serde_json::{Map, Value, json};
 
 use super::{Lint, OUR_IPAM, RESOURCE, Severity};
-use crate::document::Part;
 use rail_cni::nearest::nearest;
+use rail_plan::document::Part;
 
 /// Prefixes of the SR-IOV Network Operator's resources: upstream's default, and NVIDIA's.
 const PREFIXES: [&str; 2] = ["openshift.io", "nvidia.com"];

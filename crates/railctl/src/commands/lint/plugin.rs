@@ -7,13 +7,13 @@ use anyhow::Result;
 use serde_json::{Map, Value, json};
 
 use super::{Context, Lint, OUR_IPAM, OURS, RESOURCE, Rail, Severity, chain, is_misspelt};
-use crate::document::{Document, Part};
 use rail_cni::cni::keys::{TWICE, below};
 use rail_cni::cni::{Args, Attachment, Dns, Keys, Network, Route, Strictness, Version};
 use rail_cni::fault::Fault;
 use rail_cni::ipam;
 use rail_cni::nearest::nearest;
 use rail_cni::netconf::{self, NetConf};
+use rail_plan::document::{Document, Part};
 
 /// Capabilities of other plugins (CONVENTIONS.md of the CNI specification).
 const OTHER_CAPABILITIES: [&str; 6] = [

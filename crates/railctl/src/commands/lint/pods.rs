@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{Lint, number_in};
-use crate::document::Part;
+use rail_plan::document::Part;
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// The network that takes the place of the cluster's own.

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::Lint;
 use super::operators::Made;
-use crate::document::Part;
+use rail_plan::document::Part;
 
 const SPEC: [&str; 14] = [
     "cniType",

@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::peers::{Fabric, Way};
-use crate::html::{self, Script, escape};
 use crate::output::{self, Output};
 use rail_cni::failure;
+use rail_plan::page::{self, Script, escape};
 
 /// A node with 64 rails says less.
 const LARGEST: u64 = 4 << 20;
@@ -318,11 +318,11 @@ impl Matrix {
                 .collect()
         });
         let mut text = output::table(&headers, rows);
-        text += &format!("\n{}\n", output::printable(&self.summary()));
+        text += &format!("\n{}\n", rail_cni::log::printable(&self.summary()));
         text.extend(
             self.problems()
                 .iter()
-                .map(|line| output::printable(line) + "\n"),
+                .map(|line| rail_cni::log::printable(line) + "\n"),
         );
         text
     }
@@ -377,11 +377,11 @@ impl Matrix {
             Some((reached, all)) if column == "REACHED" && reached != all => "bad",
             _ => "",
         };
-        let table = html::table(&["FROM LEAF", "TO LEAF", "REACHED"], rows.collect(), class);
+        let table = page::table(&["FROM LEAF", "TO LEAF", "REACHED"], rows.collect(), class);
         body += &format!(
             "<h2>Leaves</h2>\n<details><summary>From leaf to leaf</summary>\n{table}</details>\n"
         );
-        html::page(title, STYLE, &body, Script::None)
+        page::render(title, STYLE, &body, Script::None)
     }
 
     /// A row for each node, a column for each rail.

@@ -727,7 +727,7 @@ fn table(all: &[Tried<'_>]) -> String {
             .into_iter()
             .chain(tried.problems().map(|one| one.text.clone()));
         texts
-            .map(|text| output::printable(&format!("rail {}: {text}", tried.number)) + "\n")
+            .map(|text| rail_cni::log::printable(&format!("rail {}: {text}", tried.number)) + "\n")
             .collect::<String>()
     };
     let told: String = all.iter().map(of).collect();

@@ -6,8 +6,8 @@ use crate::commands::inventory::Inventory;
 use crate::commands::status::{
     ATTACHMENTS, NO_RAILS, RAILS, gid_indexes, json, rail_row, rdma_mode, row,
 };
-use crate::html::{self, Script, escape, table};
 use crate::output;
+use rail_plan::page::{self, Script, escape, table};
 
 const STYLE: &str = "\
 .todo { border-left: 4px solid var(--bad); padding: .1rem 1rem; background: var(--panel); border-radius: 0 6px 6px 0; }
@@ -75,7 +75,7 @@ pub fn page(node_name: &str, inventory: &Inventory, todo: &[String], now: System
         "<details><summary>All of this as JSON</summary>\n<pre>{}</pre></details>\n",
         lines.join("\n")
     ));
-    html::page(&title, STYLE, &body, Script::None)
+    page::render(&title, STYLE, &body, Script::None)
 }
 
 /// The class of a cell whose text is a word of the columns LINK and STATE.
