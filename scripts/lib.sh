@@ -132,17 +132,115 @@ needs() {
     ((${#missing[@]} == 0)) || die "without ${missing[*]} this cannot be done" 3
 }
 
-# Has a Rust that is new enough, or ends with the line that gets one. It is never fetched unasked: it is a gigabyte in
-# somebody's home.
+# Requires the Rust of Cargo.toml or a newer one, or ends with status 3 and the command that installs it. It is never
+# installed unasked: it takes a gigabyte.
 needs_rust() {
-    local least has_it
-    least=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
-    [[ ! $(lacking cargo rustc) ]] || die "no Rust here. This gets one:
-    curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y --profile minimal
-or take executables that were built elsewhere: RAIL_CNI_FROM=FOLDER or URL (scripts/build --help)" 3
-    has_it=$(rustc --version | sed 's/^rustc \([0-9.]*\).*/\1/')
-    [[ $(printf '%s\n' "$least" "$has_it" | sort -V | head -n 1) == "$least" ]] ||
-        die "Rust $has_it is too old, $least is needed: rustup update stable (Rust of a distribution: see https://rustup.rs)" 3
+    local required installed
+    required=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
+    [[ ! $(lacking cargo rustc) ]] || die "no Rust here, and $required or newer is needed.
+$(rust_advice "$required")" 3
+    installed=$(rustc --version | sed 's/^rustc \([0-9.]*\).*/\1/') || die "rustc does not run: see above" 3
+    is_at_least "$required" "$installed" || die "Rust $installed is too old, $required is needed.
+$(rust_advice "$required")" 3
+}
+
+# is_at_least VERSION VERSION: the second one is as new as the first.
+is_at_least() { [[ $(printf '%s\n' "$1" "$2" | sort -V | head -n 1) == "$1" ]]; }
+
+# rust_advice VERSION: the distribution's package if it is new enough, else rustup.
+rust_advice() {
+    local required=$1 package='' packaged=''
+    if has apt-get; then
+        package='apt-get update && apt-get install -y cargo'
+        packaged=$(packaged_rust)
+    elif has dnf; then
+        package='dnf install -y cargo'
+    elif has zypper; then
+        package='zypper install -y cargo'
+    fi
+    if [[ $packaged ]] && ! is_at_least "$required" "$packaged"; then
+        printf 'The package of this distribution is %s. ' "$packaged"
+        package=''
+    fi
+    if [[ $package ]]; then
+        printf 'As root:\n    %s\n' "$package"
+        [[ $packaged ]] || printf 'If that is older than %s, rustup has a newer one:\n' "$required"
+        [[ ! $packaged ]] || printf 'Or, for this user alone:\n'
+    else
+        printf 'rustup has a newer one:\n'
+    fi
+    if has rustup; then
+        printf '    rustup default stable && rustup update stable\n'
+    else
+        printf "    curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y --profile minimal\n"
+    fi
+    printf 'Executables that were built elsewhere need no Rust: RAIL_CNI_FROM=FOLDER or URL (scripts/build --help)'
+}
+
+# packaged_rust: apt's version of Rust, by its lists or else by the release of Debian; nothing if unknown.
+packaged_rust() {
+    local version='' os=/etc/os-release
+    ! has apt-cache || version=$(apt-cache policy rustc 2>/dev/null |
+        sed -nE 's/^ *Candidate: ([0-9]+:)?([0-9]+(\.[0-9]+)*).*/\2/p')
+    if [[ ! $version ]] && grep -qx 'ID=debian' "$os" 2>/dev/null; then
+        case $(sed -nE 's/^VERSION_ID="?([0-9]+)"?$/\1/p' "$os") in
+            11) version=1.48 ;;
+            12) version=1.63 ;;
+            13) version=1.85 ;;
+        esac
+    fi
+    printf '%s' "$version"
+}
+
+# with_progress cargo build OPTION...: replaces cargo's output by one line that counts the compiled units, rewritten
+# every second on a terminal and printed every 30 seconds elsewhere. Errors and warnings are printed as they are.
+with_progress() {
+    local -x CARGO_TERM_PROGRESS_WHEN=always CARGO_TERM_PROGRESS_WIDTH=120 CARGO_TERM_COLOR=never
+    # The pipe carries standard error; standard output bypasses it.
+    { set -o pipefail && "$@" 2>&1 >&3 3>&- | show_progress >&2; } 3>&1
+}
+
+# Reads the output of cargo, which ends its progress bar with a carriage return.
+show_progress() {
+    local interval=30 next_line pending='' counter='' piece status
+    local bar='\] +([0-9]+)/([0-9]+)(: ([^,( ]*))?'
+    [[ ! -t 1 ]] || interval=1
+    SECONDS=0 next_line=$interval
+    while true; do
+        status=0
+        IFS= read -r -t 1 -d $'\r' piece || status=$?
+        pending+=$piece
+        if ((status <= 128)); then # more is a second without output
+            [[ ! $pending =~ $bar ]] || counter="${BASH_REMATCH[1]} of ${BASH_REMATCH[2]}${BASH_REMATCH[4]:+, ${BASH_REMATCH[4]}}"
+            print_messages "$pending"
+            pending=''
+        fi
+        ((status == 0 || status > 128)) || break
+        if ((SECONDS >= next_line)); then
+            print_progress "compiling: ${counter:-fetching crates}, $((SECONDS / 60)) min $((SECONDS % 60)) s"
+            next_line=$((SECONDS + interval))
+        fi
+    done
+    print_progress ''
+}
+
+# print_progress LINE: cut to 79 columns in place of the last one on a terminal. An empty one takes it away.
+print_progress() {
+    if [[ -t 1 ]]; then
+        printf '\r\e[K%s' "${1:0:79}"
+    elif [[ $1 ]]; then
+        printf '%s\n' "$1"
+    fi
+}
+
+# print_messages TEXT: the lines of cargo's output that are not its report of progress.
+print_messages() {
+    local line
+    while IFS= read -r line; do
+        [[ ! $line =~ ^\ *((Building|Compiling|Downloaded|Downloading|Fetch|Finished|Updating)\ |$) ]] || continue
+        print_progress ''
+        printf '%s\n' "$line"
+    done <<<"$1"
 }
 
 # static_flags: of a Rust executable without libraries, into $flags. Where this machine keeps the sources is nobody's business,

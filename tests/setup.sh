@@ -9,10 +9,12 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"
 
 cases=(root_gets_what_is_missing a_user_is_told_the_line no_manager_is_said what_cannot_be_installed_is_named
-    no_rust_is_answered_with_a_line an_old_rust_is_said executables_of_elsewhere_are_taken
+    no_rust_is_answered_with_a_line the_package_of_rust_is_named an_old_package_of_rust_is_not_advised
+    an_old_rust_is_said executables_of_elsewhere_are_taken
     executables_that_are_not_what_their_sums_say_are_refused nothing_runs_that_is_no_static_executable_for_this_machine
     a_compiler_is_unpacked_by_its_sum_alone a_url_without_tls_is_refused a_release_is_taken_by_its_signature_alone a_build_says_its_commit)
 passed=0 failed=0 skipped=0 status=0
+rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
 
 main() {
     case ${1:-} in
@@ -50,8 +52,8 @@ main() {
 # A machine with a few programs, without ping, Rust and any package manager: all that PATH leads to.
 machine() {
     local program
-    rm -rf "${work:?}/bin" && mkdir "$work/bin"
-    for program in bash env sed sort tail head mktemp rm cp mv mkdir chmod dirname cat sha256sum stat ldd setpriv git; do
+    rm -rf "${work:?}/bin" "$work/os-release" && mkdir "$work/bin"
+    for program in bash env sed grep sort tail head mktemp rm cp mv mkdir chmod dirname cat sha256sum stat ldd setpriv git; do
         ln -s "$(type -P "$program")" "$work/bin/"
     done
     : >"$work/calls" && chmod 666 "$work/calls"
@@ -75,7 +77,7 @@ on_it() {
         shift
         ((EUID)) || as=(setpriv --reuid 65534 --regid 65534 --clear-groups --)
     fi
-    sed "s,^PATH=.*,PATH=$work/bin," "$root/scripts/lib.sh" >"$work/lib.sh"
+    sed "s,^PATH=.*,PATH=$work/bin,; s,/etc/os-release,$work/os-release," "$root/scripts/lib.sh" >"$work/lib.sh"
     printf '#!/bin/bash\nset -euo pipefail\nsource %q\nroot=%q\n"$@"\n' "$work/lib.sh" "$root" >"$work/first"
     chmod 755 "$work/lib.sh" "$work/first"
     status=0
@@ -83,6 +85,7 @@ on_it() {
 }
 
 says() { [[ $said == *"$1"* ]] || { printf 'it says %q, and not %q\n' "$said" "$1" && return 1; }; }
+says_not() { [[ $said != *"$1"* ]] || { printf 'it says %q\n' "$said" && return 1; }; }
 ends() { ((status == $1)) || { printf 'status %d, and not %d: %s\n' "$status" "$1" "$said" && return 1; }; }
 needs_root() { ((EUID == 0)) || { printf 'needs root\n' && exit 77; }; }
 calls() { [[ $(<"$work/calls") == "$1" ]] || { printf 'called: %s\n' "$(<"$work/calls")" && return 1; }; }
@@ -133,8 +136,49 @@ what_cannot_be_installed_is_named() {
 no_rust_is_answered_with_a_line() {
     on_it needs_rust
     ends 3
+    says "no Rust here, and $rust or newer is needed"
     says 'https://sh.rustup.rs | sh -s -- -y'
     says RAIL_CNI_FROM
+    says_not ' install -y'
+}
+
+the_package_of_rust_is_named() {
+    local row name command
+    for row in apt-get:'apt-get update && apt-get install -y cargo' dnf:'dnf install -y cargo' zypper:'zypper install -y cargo'; do
+        name=${row%%:*} command=${row#*:}
+        machine
+        manager "$name"
+        on_it needs_rust
+        ends 3
+        says "As root:
+    $command
+If that is older than $rust, rustup"
+        calls ''
+    done
+    machine
+    manager apt-get
+    printf 'ID=debian\nVERSION_ID="13"\n' >"$work/os-release"
+    on_it needs_rust
+    says 'apt-get install -y cargo
+Or, for this user alone:'
+}
+
+# By the lists of apt, or where it has none by the release.
+an_old_package_of_rust_is_not_advised() {
+    manager apt-get
+    printf 'ID=debian\nVERSION_ID="12"\n' >"$work/os-release"
+    on_it needs_rust
+    ends 3
+    says 'The package of this distribution is 1.63. rustup has a newer one:'
+    says_not 'install -y cargo'
+    printf '#!/bin/bash\nprintf "%%s\\n" rustc: "  Installed: (none)" "  Candidate: 1.75.0+dfsg0ubuntu1-0ubuntu7"\n' >"$work/bin/apt-cache"
+    chmod 755 "$work/bin/apt-cache"
+    on_it needs_rust
+    says 'The package of this distribution is 1.75.0. rustup'
+    sed -i 's/1\.75\.0/1.91.1/' "$work/bin/apt-cache"
+    on_it needs_rust
+    says 'apt-get install -y cargo
+Or, for this user alone:'
 }
 
 an_old_rust_is_said() {
@@ -142,7 +186,10 @@ an_old_rust_is_said() {
     cp "$work/bin/rustc" "$work/bin/cargo" && chmod 755 "$work"/bin/{rustc,cargo}
     on_it needs_rust
     ends 3
-    says 'Rust 1.63.0 is too old'
+    says "Rust 1.63.0 is too old, $rust is needed"
+    says 'https://sh.rustup.rs'
+    cp "$work/bin/rustc" "$work/bin/rustup"
+    on_it needs_rust
     says 'rustup update stable'
 }
 
