@@ -66,6 +66,7 @@ packages() {
         *:readelf) printf 'binutils' ;;
         dnf:shellcheck | zypper:shellcheck) printf 'ShellCheck' ;;
         zypper:codespell) printf 'python3-codespell' ;;
+        apt-get:/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf) printf 'fonts-dejavu-core' ;;
         *:/usr/share/keyrings/debian-archive-keyring.gpg) printf 'debian-archive-keyring' ;;
         zypper:/usr/lib/cni/host-device) printf 'cni-plugins' ;;
         *:/usr/lib/cni/host-device) printf 'containernetworking-plugins' ;;

@@ -2,7 +2,6 @@
 # The pages of `railctl plan --to html` and `railctl status --html` in a real browser, Chromium without a window.
 #
 # usage: tests/browser.sh [CASE...]
-#        tests/browser.sh --shots DIR      the pictures of the documents, for which Chromium draws into files
 #
 # Uses the executables that scripts/build left. The last line is `N passed, N failed, N skipped`.
 set -euo pipefail
@@ -14,10 +13,8 @@ cases=(the_first_links_are_listed an_address_is_found_with_its_link a_word_in_qu
 passed=0 failed=0
 
 main() {
-    local shots=''
     case ${1:-} in
         -h | --help) usage && exit ;;
-        --shots) shots=$(mkdir -p "$2" && realpath "$2") && shift 2 ;;
     esac
     needs chromium awk
     work=$(mktemp -d)
@@ -26,7 +23,6 @@ main() {
     plan conf/fabric.yaml >plan.html
     sed 's/^sus: .*/sus: 64/; s/^hostsPerSU: .*/hostsPerSU: 128/' "$root/conf/fabric.yaml" >large.yaml
     plan "$work/large.yaml" >large.html
-    [[ ! $shots ]] || { shots "$shots" && exit; }
     (($#)) || set -- "${cases[@]}"
     local case status
     for case in "$@"; do
@@ -134,24 +130,5 @@ status_page() {
     printf '{"nodeName": "worker-gpu-0", "runDir": "%s/state", "storeDir": "%s/store"}\n' "$work" "$work" >node.json
     RAIL_CNI_NODE_CONFIG=$work/node.json "$target/static/railctl" status --html || (($? == 1))
 }
-
-# --- the pictures of the documents ------------------------------------------------------------------------------
-
-shots() {
-    sed 's/^sus: .*/sus: 1/; s/^hostsPerSU: .*/hostsPerSU: 2/' "$root/conf/fabric.yaml" >small.yaml
-    sed 's/^hostsPerSU: .*/hostsPerSU: 16/; s/^mode: .*/mode: hwplb\nplanes: 2/; s/eth_r{rail}/&p{plane}/
-        s/^leafName: .*/leafName: leaf-p{plane}-su{su}-r{rail}/' "$root/conf/fabric.yaml" >planes.yaml
-    local name
-    for name in small planes; do
-        plan "$work/$name.yaml" >"$name.html"
-    done
-    shot "$1/plan-2.png" 1000,850 small.html
-    shot "$1/plan-32-planes.png" 1000,620 planes.html
-    shot "$1/plan-32-dark.png" 1000,620 planes.html --force-dark-mode
-    shot "$1/plan-8192.png" 1280,800 large.html
-}
-
-# shot FILE SIZE PAGE OPTION...
-shot() { browser --window-size="$2" "${@:4}" --screenshot="$1" "file://$work/$3"; }
 
 main "$@"

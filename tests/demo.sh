@@ -9,7 +9,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"
 
-cases=(every_ping_is_answered an_unplugged_rail_fails the_printed_commands_work a_terminal_gets_colours
+cases=(every_ping_is_answered readme_shows_the_last_screen an_unplugged_rail_fails the_printed_commands_work a_terminal_gets_colours
     wrong_arguments_are_refused)
 passed=0 failed=0 skipped=0 holder=''
 
@@ -77,6 +77,18 @@ every_ping_is_answered() {
     says '^   restored .* no lease, record, route or rule remains$'
     says '^   look around scripts/demo --keep$'
     fits_a_terminal
+}
+
+# Each line in turn, for any number of seconds; `...` stands for more lines.
+readme_shows_the_last_screen() {
+    demo 0
+    local line
+    awk '/^== What happened/ { inside = 1 } /^```/ { inside = 0 } inside' README.md | sed 's/, in .* s$//' >"$work/excerpt"
+    (($(wc -l <"$work/excerpt") > 8))
+    sed -n '/^== What happened/,$ { s/, in .* s$//; p }' "$work/said" >"$work/screen"
+    while IFS= read -r line; do
+        [[ $line =~ ^\ *\.\.\.$ ]] || grep -qxF -- "$line" "$work/screen" || { printf 'not printed: %s\n' "$line" && return 1; }
+    done <"$work/excerpt"
 }
 
 # Rail 3 of pod-0 sends 24 of the pings, and is asked by 24.
