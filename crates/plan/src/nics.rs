@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use anyhow::Result;
+use ipnet::IpNet;
 use serde_json::json;
 
 use crate::nads::{self, Networks};
@@ -15,7 +16,8 @@ use crate::yaml;
 use rail_cni::fail;
 use rail_cni::fault::Fault;
 
-/// `NODE.json` for each node: its rails, in the order of the plan.
+/// `NODE.json` for each node: its rails in the order of the plan, the cluster's networks, and a
+/// policy for VFs.
 pub fn node_json(plan: &mut Plan) -> Result<Vec<File>> {
     let mut nodes: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     let mut faults = Vec::new();
@@ -31,21 +33,45 @@ pub fn node_json(plan: &mut Plan) -> Result<Vec<File>> {
     if !faults.is_empty() {
         return Err(refused(faults));
     }
-    let file = |(node_name, rails): (&str, Vec<String>)| File {
-        name: format!("{node_name}.json"),
-        text: format!(
-            "{{\n  \"nodeName\": {},\n  \"rails\": [\n{}\n  ]\n}}\n",
-            json!(node_name),
-            rails.join(",\n")
-        ),
-    };
-    let files = nodes.into_iter().map(file).collect();
+    let cluster_networks = cluster_networks_line(&plan.cluster_networks);
+    let mut files = Vec::new();
+    for (node_name, rails) in nodes {
+        let rails = rails.join(",\n");
+        let name = json!(node_name);
+        files.push(File {
+            name: format!("{node_name}.json"),
+            text: format!(
+                "{{\n  \"nodeName\": {name},\n  \"rails\": [\n{rails}\n  ],\n{cluster_networks}  {POLICY}\n}}\n"
+            ),
+        });
+    }
     plan.warnings.push(
         "`pf` is the name of a netdev, because no source has PCI addresses, which stay when names change: `railctl \
-         status` on the node prints them; these files have names and rails only"
+         status` on the node prints them"
+            .to_owned(),
+    );
+    plan.warnings.push(
+        "the policy allows VFs only, and no VF settings (`vfKeys`) by networks: where pods get whole NICs, remove \
+         `vfsOnly`"
             .to_owned(),
     );
     Ok(files)
+}
+
+/// The policy of a node whose pods get VFs as the operator set them.
+const POLICY: &str = r#""policy": {"vfsOnly": true, "vfKeys": []}"#;
+
+/// The key `clusterNetworks` with its comma; empty if no source has these networks, because an
+/// empty list would look like knowledge.
+fn cluster_networks_line(cluster_networks: &[IpNet]) -> String {
+    if cluster_networks.is_empty() {
+        return String::new();
+    }
+    let mut prefixes = Vec::new();
+    for network in cluster_networks {
+        prefixes.push(json!(network).to_string());
+    }
+    format!("  \"clusterNetworks\": [{}],\n", prefixes.join(", "))
 }
 
 /// One file: a resource for each network, with the PFs of its rails on any host.

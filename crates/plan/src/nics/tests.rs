@@ -67,20 +67,37 @@ fn a_policy_of_each_rail_has_its_pfs_and_a_resource_that_the_operator_takes() {
 
 #[test]
 fn a_node_json_has_the_rails_of_its_host_in_their_order() {
-    let files = texts(node_json(&mut plan(Mode::None, Family::Dual, &cabled())));
+    let mut dual = plan(Mode::None, Family::Dual, &cabled());
+    let without_networks = texts(node_json(&mut dual)).remove(0).1;
+    assert!(
+        !without_networks.contains("clusterNetworks"),
+        "{without_networks}"
+    );
+    dual.cluster_networks = vec![
+        "10.96.0.0/12".parse().unwrap(),
+        "fd00:96::/112".parse().unwrap(),
+    ];
+    let files = texts(node_json(&mut dual));
+    let expected = r#"{
+  "nodeName": "worker-gpu-0",
+  "rails": [
+    {"rail": 0, "pf": "rail0"},
+    {"rail": 1, "pf": "rail1"}
+  ],
+  "clusterNetworks": ["10.96.0.0/12", "fd00:96::/112"],
+  "policy": {"vfsOnly": true, "vfKeys": []}
+}
+"#;
     assert_eq!(
         files[0],
-        (
-            "worker-gpu-0.json".to_owned(),
-            "{\n  \"nodeName\": \"worker-gpu-0\",\n  \"rails\": [\n    {\"rail\": 0, \"pf\": \"rail0\"},\n    \
-             {\"rail\": 1, \"pf\": \"rail1\"}\n  ]\n}\n"
-                .to_owned()
-        )
+        ("worker-gpu-0.json".to_owned(), expected.to_owned())
     );
     assert_eq!(files.len(), 2);
     for (_, text) in &files {
         let node: rail_cni::node::Node = serde_json::from_str(text).unwrap();
         assert_eq!(node.rails.len(), 2);
+        assert_eq!(node.cluster_networks, dual.cluster_networks);
+        assert!(node.policy.vfs_only);
     }
     // Planes are rails of their own.
     let mut links = cabled();

@@ -107,7 +107,7 @@ pub struct PlanArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1280..=65535))]
     mtu: Option<u32>,
     /// Networks of Services and pods, separated by commas, in addition to those of the fabric file
-    /// and of node.json
+    /// and of node.json; node-json writes them
     #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
     cluster_networks: Vec<IpNet>,
     /// Accept these inconsistencies instead of refusing the plan
@@ -150,7 +150,7 @@ pub enum Target {
     Nvue,
     /// A line for each cable, for the network team.
     Csv,
-    /// A node.json for each host, with the NIC of each rail.
+    /// A node.json for each host: the NIC of each rail, the cluster's networks, a policy for VFs.
     NodeJson,
     /// Resources of the SR-IOV device plugin.
     DevicePlugin,
@@ -279,7 +279,7 @@ pub fn plan(args: &PlanArgs, output: Output) -> Result<ExitCode> {
 
 impl PlanArgs {
     /// Whether the command writes or reads the store.
-    fn is_of_the_store(&self) -> bool {
+    pub fn is_of_the_store(&self) -> bool {
         self.to == Some(Target::Store) || (self.check && self.against.is_empty())
     }
 
@@ -358,33 +358,23 @@ impl PlanArgs {
             Kind::Fabric if !plan.is_patterned => Some("firstOctet: "),
             Kind::Fabric | Kind::Cidrpool | Kind::Netplan => None,
         };
-        let known = self.known_networks(&plan)?;
+        self.add_cluster_networks(&mut plan)?;
+        let mut known = plan.cluster_networks.clone();
+        add_new(&mut known, &Node::load()?.cluster_networks);
         networks::compare(&mut plan, &known, octet);
         meant.extend(plan.doubts.allow(&self.allow));
         doubts(&mut plan).refuse()?;
         Ok((plan, pools, meant))
     }
 
-    /// The cluster's networks, of all places that can name them.
-    fn known_networks(&self, plan: &Plan) -> Result<Vec<IpNet>> {
+    /// Adds the networks of `--cluster-networks` to those of the fabric file.
+    fn add_cluster_networks(&self, plan: &mut Plan) -> Result<()> {
         for network in &self.cluster_networks {
             cluster_networks::check(*network)
-                .or_else(|what| fail!(InvalidConfig, "--cluster-networks: {what}"))?;
+                .or_else(|problem| fail!(InvalidConfig, "--cluster-networks: {problem}"))?;
         }
-        let mut known: Vec<IpNet> = Vec::new();
-        for network in [
-            &self.cluster_networks,
-            &plan.cluster_networks,
-            &Node::load()?.cluster_networks,
-        ] {
-            known.extend(
-                network
-                    .iter()
-                    .filter(|network| !known.contains(network))
-                    .collect::<Vec<_>>(),
-            );
-        }
-        Ok(known)
+        add_new(&mut plan.cluster_networks, &self.cluster_networks);
+        Ok(())
     }
 
     /// Reads the plan to compare with.
@@ -497,6 +487,15 @@ fn read_netplan(files: &[String]) -> Result<Plan> {
             .get_or_insert_with(|| Progress::new("hosts", total))
             .step();
     })
+}
+
+/// Adds the networks that the list does not have.
+fn add_new(list: &mut Vec<IpNet>, networks: &[IpNet]) {
+    for network in networks {
+        if !list.contains(network) {
+            list.push(*network);
+        }
+    }
 }
 
 fn parse_first_octet(text: &str) -> Result<u8, String> {
