@@ -647,6 +647,56 @@ fn jobs_have_all_rails_and_read_what_their_init_container_writes() {
     );
 }
 
+/// Variables that name NICs take precedence over the nccl.conf of the init container.
+#[test]
+fn no_example_sets_a_variable_that_railctl_env_finds() {
+    fn names_in_env<'a>(value: &'a Value, names: &mut Vec<&'a str>) {
+        match value {
+            Value::Object(object) => {
+                for (key, inner) in object {
+                    if key == "env" {
+                        let variables = inner.as_array().into_iter().flatten();
+                        names.extend(variables.filter_map(|variable| variable["name"].as_str()));
+                    }
+                    names_in_env(inner, names);
+                }
+            }
+            Value::Array(list) => {
+                for inner in list {
+                    names_in_env(inner, names);
+                }
+            }
+            _ => (),
+        }
+    }
+    let found_by_env = [
+        "NCCL_IB_",
+        "NCCL_SOCKET_IFNAME",
+        "NVSHMEM_",
+        "UCX_NET_DEVICES",
+        "GLOO_SOCKET_IFNAME",
+        "CCL_KVS_IFACE",
+    ];
+    let mut pods = 0;
+    for file in files_below("conf") {
+        if !file.ends_with(".yaml") {
+            continue;
+        }
+        for document in yaml_documents(&read(&file)).unwrap() {
+            pods += usize::from(document["kind"] == "Pod");
+            let mut names = Vec::new();
+            names_in_env(&document, &mut names);
+            for name in names {
+                assert!(
+                    !found_by_env.iter().any(|prefix| name.starts_with(prefix)),
+                    "{file}: {name}"
+                );
+            }
+        }
+    }
+    assert!(pods > 3, "{pods}");
+}
+
 // --- documents
 // -------------------------------------------------------------------------------------------------
 
