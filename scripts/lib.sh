@@ -12,15 +12,6 @@ export PATH
 # rail-ipam, and before the new rail-cni writes its first record, railctl is one that reads the records of both.
 executables=(rail-ipam railctl rail-cni)
 
-# as_one DIR: rail-ipam is rail-cni under another name. Where both are one file, rail-cni calls it as a function instead of
-# starting a process; two copies work as well.
-as_one() {
-    [[ ! $1/rail-ipam -ef $1/rail-cni ]] || return 0
-    cmp -s "$1/rail-ipam" "$1/rail-cni" || return 0
-    ln -f "$1/rail-cni" "$1/.rail-ipam.new"
-    mv -fT "$1/.rail-ipam.new" "$1/rail-ipam"
-}
-
 die() {
     printf '%s: %s\n' "${0##*/}" "$1" >&2
     exit "${2:-1}"

@@ -1,6 +1,6 @@
 //! rail-cni: the CNI plugins of a GPU cluster's rails. `rail-cni` moves a device of the host into a
-//! pod and makes it a rail; `rail-ipam` leases the rail's address. Both are one executable of a few
-//! lines, under two names; commands for people are in the crate railctl.
+//! pod and makes it a rail; `rail-ipam` leases the rail's address. Each is an executable of a few
+//! lines; commands for people are in the crate railctl.
 //!
 //! The modules, from what is called to what is used. A module uses those below it and those of its
 //! own line; `tests/layers.rs` checks that. ARCHITECTURE.md has the picture and the journal of an

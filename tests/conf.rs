@@ -22,7 +22,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
 
 use files::{blocks, files_below, in_backquotes, read, source_files};
-use programs::{RAIL_CNI, rail_ipam, railctl};
+use programs::{RAIL_CNI, RAIL_IPAM, railctl};
 use rail_cni::attach::Attach;
 use rail_cni::cni::{Args, Network, Plugin as _, Strictness};
 use serde::Deserialize as _;
@@ -99,7 +99,7 @@ impl Bench {
             .env("CNI_COMMAND", verb)
             .env("CNI_CONTAINERID", "c1")
             .env("CNI_IFNAME", "net1");
-        command.env("CNI_PATH", Path::new(rail_ipam()).parent().unwrap());
+        command.env("CNI_PATH", Path::new(RAIL_IPAM).parent().unwrap());
         // A file, but no namespace.
         command.env("CNI_NETNS", "/dev/null");
         let mut child = command
@@ -287,13 +287,13 @@ fn one_network_takes_a_device_of_every_rail() {
         let mut config = config.clone();
         config["rail"] = json!(rail);
         let leased: Value =
-            serde_json::from_slice(&bench.call(rail_ipam(), "ADD", &config).stdout).unwrap();
+            serde_json::from_slice(&bench.call(RAIL_IPAM, "ADD", &config).stdout).unwrap();
         assert_eq!(
             leased["ips"][0]["address"],
             format!("172.{}.0.0/31", 16 + 2 * rail),
             "{leased}"
         );
-        bench.call(rail_ipam(), "DEL", &config);
+        bench.call(RAIL_IPAM, "DEL", &config);
     }
 }
 
@@ -464,7 +464,7 @@ fn the_examples_make_a_node_that_is_ready() {
             ready.status.success() && ready.stdout.is_empty(),
             "{ready:?}"
         );
-        let leased = bench.call(rail_ipam(), "ADD", &config);
+        let leased = bench.call(RAIL_IPAM, "ADD", &config);
         let leased: Value = serde_json::from_slice(&leased.stdout).unwrap();
         assert_eq!(
             leased["ips"][0]["address"],
@@ -497,7 +497,7 @@ fn the_examples_make_a_node_that_is_ready() {
 fn the_pool_in_the_file_of_cnitool_is_that_of_the_pools() {
     let bench = Bench::new();
     let config = json_of("conf/cnitool/rail-0.conf");
-    let leased = bench.call(rail_ipam(), "ADD", &config);
+    let leased = bench.call(RAIL_IPAM, "ADD", &config);
     let leased: Value = serde_json::from_slice(&leased.stdout).unwrap();
     assert_eq!(
         leased["ips"][0],
@@ -508,7 +508,7 @@ fn the_pool_in_the_file_of_cnitool_is_that_of_the_pools() {
 #[test]
 fn both_executables_tell_their_versions() {
     let bench = Bench::new();
-    for program in [RAIL_CNI, rail_ipam()] {
+    for program in [RAIL_CNI, RAIL_IPAM] {
         let output = bench.call(program, "VERSION", &json!({"cniVersion": "1.0.0"}));
         let told: Value = serde_json::from_slice(&output.stdout).unwrap();
         let list = read("docs/configuration.md");
@@ -810,7 +810,7 @@ fn code_in_the_documents_parses() {
 fn all_programs_say_release_and_commit() {
     for (program, name) in [
         (RAIL_CNI, "rail-cni"),
-        (rail_ipam(), "rail-ipam"),
+        (RAIL_IPAM, "rail-ipam"),
         (&*RAILCTL, "railctl"),
     ] {
         let said = |arguments: &[&str]| Bench::new().command(program, arguments).output().unwrap();
@@ -1100,12 +1100,7 @@ fn the_policy_does_what_its_tables_say() {
         );
     }
 
-    let refused = answer(
-        rail_ipam(),
-        &json!({"inlinePools": false}),
-        true,
-        &json!({}),
-    );
+    let refused = answer(RAIL_IPAM, &json!({"inlinePools": false}), true, &json!({}));
     assert!(
         refused["msg"]
             .as_str()
@@ -1113,7 +1108,7 @@ fn the_policy_does_what_its_tables_say() {
             .contains("policy.inlinePools"),
         "{refused}"
     );
-    let leased = answer(rail_ipam(), &json!({}), true, &json!({}));
+    let leased = answer(RAIL_IPAM, &json!({}), true, &json!({}));
     assert_eq!(leased["ips"][0]["address"], "172.16.0.0/31", "{leased}");
 }
 

@@ -367,7 +367,7 @@ a_build_says_its_commit() {
         [[ $(cd / && bash -c "source '$copy/scripts/asked'; commit") == "$1" ]]
     }
     mkdir -p "$copy"
-    cp -r "$root"/{scripts,.gitattributes,Cargo.toml,Cargo.lock} "$copy/"
+    cp -r "$root"/{scripts,.gitattributes,build.rs,Cargo.toml,Cargo.lock} "$copy/"
     mkdir -p "$copy"/{src,crates/netlink,crates/plan,crates/railctl} && touch "$copy"/{src,crates/netlink,crates/plan,crates/railctl}/lib.rs
     says_commit ''
     (

@@ -1,9 +1,8 @@
-//! The IPAM plugin of a network. rail-ipam is a link to this very executable, and is called as a
-//! function: starting a process takes as long as everything that it does. A rail-ipam of another
-//! build, a copy of it, and every other plugin is a process.
+//! The IPAM plugin of a network. A rail-ipam of the same build, however it was installed, is called
+//! as a function: starting a process takes as long as everything that it does. A rail-ipam of
+//! another build, and every other plugin, is a process.
 
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -12,7 +11,7 @@ use crate::cni::{
     self, AddResult, Args, Command, Delegate, Network, Plugin as _, Strictness, Version,
 };
 use crate::error::Failure;
-use crate::ipam::{self, Ipam as RailIpam};
+use crate::ipam::Ipam as RailIpam;
 use crate::log;
 use crate::node::Node;
 
@@ -24,6 +23,8 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Ipam<'a> {
     program: PathBuf,
+    /// Whether `program` is the rail-ipam of this build.
+    is_function: bool,
     name: &'a str,
     stdin: &'a [u8],
     args: &'a Args,
@@ -42,8 +43,10 @@ impl<'a> Ipam<'a> {
         node: &'a Node,
     ) -> Result<Ipam<'a>> {
         let program = cni::find_plugin(name, path)?;
+        let is_function = name == RailIpam::NAME && cni::is_of_this_build(&program);
         Ok(Ipam {
             program,
+            is_function,
             name,
             stdin,
             args,
@@ -64,7 +67,7 @@ impl<'a> Ipam<'a> {
 
     /// Calls ADD and returns the result, converted to the newest version.
     pub fn add(&self, command: &Command, version: Version) -> Result<AddResult> {
-        if self.is_this_program() {
+        if self.is_function {
             return self.call(command).map(Option::unwrap_or_default);
         }
         self.process(PATIENCE).add(command, version)
@@ -78,7 +81,7 @@ impl<'a> Ipam<'a> {
     /// The same with less time, if the plugin is a process. The function has a deadline wherever it
     /// waits.
     pub fn run_within(&self, command: &Command, patience: Duration) -> Result<()> {
-        if self.is_this_program() {
+        if self.is_function {
             return self.call(command).map(drop);
         }
         self.process(patience).run(command).map(drop)
@@ -101,15 +104,6 @@ impl<'a> Ipam<'a> {
             path,
             patience,
         }
-    }
-
-    /// Whether the plugin is the file that this process runs. Had it been replaced by another build
-    /// since this process began, it would be another file.
-    fn is_this_program(&self) -> bool {
-        let file = |path: &Path| path.metadata().map(|meta| (meta.dev(), meta.ino()));
-        let own = file(Path::new("/proc/self/exe"));
-        ipam::is_named_by(&self.program)
-            && own.is_ok_and(|own| file(&self.program).is_ok_and(|it| it == own))
     }
 
     /// Calls the function. Its error is what the process would have printed.

@@ -2,6 +2,7 @@
 //! answer is one JSON object on stdout and an exit status.
 
 mod args;
+mod build_id;
 mod delegate;
 pub mod keys;
 mod result;
@@ -22,6 +23,7 @@ pub use args::{
     Args, Attachment, Command, Environment, check_ifname, find_plugin, is_identifier,
     is_netdev_name,
 };
+pub use build_id::is_of_this_build;
 pub use delegate::{Delegate, gave_nothing};
 pub use keys::{Keys, Members};
 pub use result::{AddResult, Dns, Interface, Ip, Route, VERSIONS, Version};

@@ -30,13 +30,6 @@ pub struct Ipam<'n> {
     caller: Option<&'n Node>,
 }
 
-/// Whether `program` is rail-ipam, or a copy of it or a link to it: it is one file with rail-cni.
-pub fn is_named_by(program: &Path) -> bool {
-    program
-        .file_name()
-        .is_some_and(|name| name.to_string_lossy().contains("ipam"))
-}
-
 impl<'n> Ipam<'n> {
     /// The plugin in the process of rail-cni, which has read node.json.
     pub fn called_by(node: &'n Node) -> Ipam<'n> {

@@ -10,7 +10,7 @@ use proptest::test_runner::{Config, RngSeed, TestRunner};
 use serde_json::{Map, Value, json};
 
 use crate::harness::{Call, Host, Ran, rail, vf_address, with};
-use crate::programs::rail_ipam;
+use crate::programs::RAIL_IPAM;
 
 /// A host with rail 0 as VF and a pod.
 struct Bench {
@@ -691,7 +691,7 @@ fn rail_ipam_names_the_key_and_the_value_that_is_wrong() {
         bench.host.path("bin").join(bench.host.copy_rail_ipam()),
         bench.host.path("ipam-link"),
     );
-    std::os::unix::fs::symlink(rail_ipam(), &link).unwrap();
+    std::os::unix::fs::symlink(RAIL_IPAM, &link).unwrap();
     for (program, name) in [(copy, "ipam-copy"), (link, "ipam-link")] {
         let call = || bench.call("rail-ipam", "ADD").program(&program);
         let refused = call().run(&with(rail(0), json!({ "type": name })));

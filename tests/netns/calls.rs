@@ -1,13 +1,14 @@
 //! The file `calls`, by which the agent of the node learns what became of every call.
 
 use std::fs;
-use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::{Value, json};
 
 use crate::harness::{Host, rail, with};
-use crate::programs::RAIL_CNI;
+use crate::programs::{RAIL_CNI, RAIL_IPAM};
 
 const ARGS: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ai;K8S_POD_NAME=trainer;K8S_POD_UID=u-1";
 
@@ -76,36 +77,136 @@ fn every_call_leaves_a_line_where_an_agent_reads_them() {
     assert_ne!(lines.last().unwrap()["code"], 0);
 }
 
-/// What the runtime calls is a call; of an IPAM that is a process, there is a line, too.
+/// The plugins that leave a line during ADD, CHECK and DEL, while CNI_PATH is `path`. A rail-ipam
+/// that is a process leaves lines of its own.
+fn plugins_called(host: &Host, pod: &Path, path: &Path, ipam: &str) -> Vec<String> {
+    fs::write(host.path("run/calls"), "").unwrap();
+    let config = with(rail(3), json!({"ipam": {"type": ipam, "pool": "rail-3"}}));
+    let call = |verb: &str, config: &Value| {
+        host.call(verb, "c1", pod)
+            .var("CNI_PATH", path.to_str().unwrap())
+            .run(config)
+    };
+    let result = call("ADD", &config).ok().json();
+    let checked = with(config.clone(), json!({"prevResult": result}));
+    call("CHECK", &checked).ok();
+    call("DEL", &config).ok();
+    lines(host)
+        .iter()
+        .map(|line| line["plugin"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+/// Position of the build ID in the content of an executable.
+fn position_of_build_id(content: &[u8]) -> usize {
+    // Sizes of owner and ID, the type, the owner.
+    let note = b"\x04\0\0\0\x10\0\0\0\x03\0\0\0GNU\0";
+    let start = content
+        .windows(note.len())
+        .position(|bytes| bytes == note)
+        .unwrap();
+    start + note.len()
+}
+
 #[test]
-fn rail_ipam_is_a_process_unless_it_is_the_very_file_that_calls_it() {
+fn rail_ipam_of_the_same_build_is_a_function_however_it_is_installed() {
+    let Some((host, pod)) = host("function") else {
+        return;
+    };
+    host.copy_program(Path::new(RAIL_IPAM), "copy/rail-ipam");
+    for folder in ["linked", "hard", "both"] {
+        fs::create_dir(host.path(folder)).unwrap();
+    }
+    symlink(RAIL_IPAM, host.path("linked/rail-ipam")).unwrap();
+    fs::hard_link(host.path("copy/rail-ipam"), host.path("hard/rail-ipam")).unwrap();
+    symlink("../linked/rail-ipam", host.path("both/rail-ipam")).unwrap();
+    for folder in ["copy", "linked", "hard", "both"] {
+        let plugins = plugins_called(&host, &pod, &host.path(folder), "rail-ipam");
+        assert_eq!(plugins, ["rail-cni"; 3], "{folder}");
+    }
+}
+
+#[test]
+fn any_other_rail_ipam_is_a_process() {
     let Some((host, pod)) = host("process") else {
         return;
     };
-    fs::write(host.path("run/calls"), "").unwrap();
-    let copy = host.copy_rail_ipam();
-    symlink(RAIL_CNI, host.path("bin/ipam-link")).unwrap();
-    let plugins = |name: &str| {
-        fs::write(host.path("run/calls"), "").unwrap();
-        let ipam = json!({"type": name, "pool": "rail-3"});
-        let config = with(rail(3), json!({ "ipam": ipam }));
-        let added = host.cni("ADD", "c1", &pod, &config).ok().json();
-        host.cni(
-            "CHECK",
-            "c1",
-            &pod,
-            &with(config.clone(), json!({ "prevResult": added })),
+    let both = ["rail-ipam", "rail-cni"].repeat(3);
+    let content = fs::read(RAIL_IPAM).unwrap();
+    let id = position_of_build_id(&content);
+    let mut builds = [("older", content.clone()), ("without", content)];
+    // Another ID, and a note of another type.
+    builds[0].1[id] ^= 1;
+    builds[1].1[id - 8] = 9;
+    for (folder, content) in builds {
+        fs::write(host.path("content"), content).unwrap();
+        host.copy_program(&host.path("content"), &format!("{folder}/rail-ipam"));
+        fs::set_permissions(
+            host.path(&format!("{folder}/rail-ipam")),
+            fs::Permissions::from_mode(0o755),
         )
-        .ok();
-        host.cni("DEL", "c1", &pod, &config).ok();
-        lines(&host)
-            .iter()
-            .map(|line| line["plugin"].as_str().unwrap().to_owned())
-            .collect::<Vec<_>>()
+        .unwrap();
+        let plugins = plugins_called(&host, &pod, &host.path(folder), "rail-ipam");
+        assert_eq!(plugins, both, "{folder}");
+    }
+    host.add_plugin("rail-ipam", &format!("exec {RAIL_IPAM}"));
+    let plugins = plugins_called(&host, &pod, &host.path("bin"), "rail-ipam");
+    assert_eq!(plugins, both, "a script");
+    let copy = host.copy_rail_ipam();
+    let plugins = plugins_called(&host, &pod, &host.path("bin"), copy);
+    assert_eq!(plugins, both, "another name");
+}
+
+#[test]
+fn what_is_no_executable_is_refused_in_the_place_of_rail_ipam() {
+    let Some((host, pod)) = host("no_executable") else {
+        return;
     };
-    assert_eq!(plugins("rail-ipam"), ["rail-cni"; 3]);
-    assert_eq!(plugins("ipam-link"), ["rail-cni"; 3]);
-    assert_eq!(plugins(copy), ["rail-ipam", "rail-cni"].repeat(3));
+    let content = fs::read(RAIL_IPAM).unwrap();
+    let id = position_of_build_id(&content);
+    fs::create_dir_all(host.path("fifo")).unwrap();
+    fs::create_dir_all(host.path("folder/rail-ipam")).unwrap();
+    nix::unistd::mkfifo(&host.path("fifo/rail-ipam"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let files: [(&str, &[u8]); 4] = [
+        ("empty", b""),
+        ("garbage", &[0xff; 5000]),
+        ("cut", &content[..id + 4]),
+        ("magic", b"\x7fELF\x02\x01"),
+    ];
+    for (folder, content) in files {
+        fs::create_dir(host.path(folder)).unwrap();
+        fs::write(host.path(&format!("{folder}/rail-ipam")), content).unwrap();
+    }
+    for folder in ["fifo", "folder", "empty", "garbage", "cut", "magic"] {
+        let call = host
+            .call("ADD", "c1", &pod)
+            .var("CNI_PATH", host.path(folder).to_str().unwrap());
+        let error = call.run(&rail(3)).json();
+        let message = error["msg"].as_str().unwrap();
+        let expected = match folder {
+            "fifo" | "folder" => "there is no plugin \"rail-ipam\" in CNI_PATH",
+            _ => "cannot run the IPAM plugin",
+        };
+        assert!(message.starts_with(expected), "{folder}: {message}");
+    }
+    assert_eq!(host.records(), [] as [PathBuf; 0]);
+}
+
+/// A rail-cni is rail-cni, whatever its file is called.
+#[test]
+fn the_name_of_its_file_does_not_make_rail_cni_another_plugin() {
+    let Some((host, pod)) = host("name") else {
+        return;
+    };
+    host.copy_program(Path::new(RAIL_CNI), "bin/rail-cni-for-nv-ipam-nodes");
+    let program = host.path("bin/rail-cni-for-nv-ipam-nodes");
+    let version = Command::new(&program).arg("--version").output().unwrap();
+    let text = String::from_utf8_lossy(&version.stdout);
+    assert!(text.starts_with("rail-cni "), "{text}");
+    let call = |verb: &str| host.call(verb, "c1", &pod).program(&program);
+    let interfaces = call("ADD").run(&rail(3)).ok().json()["interfaces"].clone();
+    assert_eq!(interfaces[0]["name"], "net1");
+    call("DEL").run(&rail(3)).ok();
 }
 
 #[test]

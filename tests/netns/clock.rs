@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 
 use crate::harness::{Host, rail, with};
-use crate::programs::rail_ipam;
+use crate::programs::RAIL_IPAM;
 
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// In a boot that lasted ten years.
@@ -135,7 +135,7 @@ fn a_run_directory_of_an_earlier_boot_stops_no_pod() {
     host.add_rail(1);
     let (pod, next) = (host.add_netns("pod"), host.add_netns("next"));
     let broken = host.path("broken").display().to_string();
-    let ipam = rail_ipam();
+    let ipam = RAIL_IPAM;
     host.add_plugin(
         "stand-in",
         &format!("test $CNI_COMMAND = DEL && test -e {broken} && exit 3\nexec {ipam}"),

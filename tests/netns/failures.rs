@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::harness::{self, Call, Host, Ran, rail, skip, vf_address, with};
-use crate::programs::rail_ipam;
+use crate::programs::RAIL_IPAM;
 use crate::trace;
 
 /// A host with one rail, a pod for c1 and one for c2, and what there was before the first call.
@@ -556,14 +556,14 @@ fn an_answer_that_nobody_reads_undoes_add() {
 
 /// A stand-in that says that it was reached, waits until it may go on, and is rail-ipam then.
 fn waiting() -> String {
-    let ipam = rail_ipam();
+    let ipam = RAIL_IPAM;
     format!("touch reached; until test -e go; do sleep 0.01; done; exec {ipam}")
 }
 
 impl Rig {
     /// With an IPAM that waits for `go`; DEL does not wait.
     fn with_waiting_ipam(test: &str) -> Option<Rig> {
-        let mut rig = Rig::with_ipam(test, &waiting(), &format!("exec {}", rail_ipam()))?;
+        let mut rig = Rig::with_ipam(test, &waiting(), &format!("exec {}", RAIL_IPAM))?;
         rig.config["ipam"] = json!({"type": "stand-in", "pool": "rail-0"});
         Some(rig)
     }
@@ -603,7 +603,7 @@ impl Rig {
             })
             .any(|process| {
                 let is = |program: &str| has(process.join("cmdline"), program);
-                is(script.to_str().unwrap()) || is(rail_ipam())
+                is(script.to_str().unwrap()) || is(RAIL_IPAM)
             })
     }
 }

@@ -11,7 +11,7 @@ use nix::libc;
 use serde_json::{Value, json};
 
 use crate::harness::{self, Call, Host, Ran, pf_address, rail, run, vf_address, with};
-use crate::programs::rail_ipam;
+use crate::programs::RAIL_IPAM;
 use crate::trace::{self, Fate};
 
 /// Two rails, a pod for each, and what there was before.
@@ -394,7 +394,7 @@ fn what_an_add_paid_beside_the_end_of_a_del_is_not_owed_again() {
         reached.display(),
         go.display()
     );
-    let ipam = rail_ipam();
+    let ipam = RAIL_IPAM;
     bench.host.add_plugin(
         "stand-in",
         &format!("test $CNI_COMMAND = DEL && {{ {waits}; }}; exec {ipam}"),
@@ -447,7 +447,7 @@ fn a_pf_is_not_attached_while_an_add_of_its_vf_is_at_work() {
     host.ip("link add pf0 type veth peer name pf0-peer");
     host.ip("link set pf0 mtu 9000");
     let (reached, go) = (host.path("reached"), host.path("go"));
-    let ipam = rail_ipam();
+    let ipam = RAIL_IPAM;
     let waits = format!(
         "touch {}; until test -e {}; do sleep 0.01; done",
         reached.display(),

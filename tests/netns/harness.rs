@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Value, json};
 
-pub use crate::programs::{rail_ipam, railctl};
+pub use crate::programs::{RAIL_IPAM, railctl};
 
 /// Debian's CNI plugins, for tests that need another one.
 pub const UPSTREAM: &str = "/usr/lib/cni";
@@ -487,25 +487,24 @@ impl Host {
 
     /// The folder of our executables, a folder of this test for stand-ins, and upstream's.
     pub fn cni_path(&self) -> String {
-        let ours = Path::new(rail_ipam())
-            .parent()
-            .unwrap()
-            .display()
-            .to_string();
+        let ours = Path::new(RAIL_IPAM).parent().unwrap().display().to_string();
         format!("{ours}:{}:{UPSTREAM}", self.path("bin").display())
     }
 
-    /// Makes a copy of rail-ipam, which is always a process, and returns its name.
+    /// Makes a copy of rail-ipam under another name, which is always a process, and returns its
+    /// name.
     pub fn copy_rail_ipam(&self) -> &'static str {
-        fs::create_dir_all(self.path("bin")).unwrap();
+        self.copy_program(Path::new(RAIL_IPAM), "bin/ipam-copy");
+        "ipam-copy"
+    }
+
+    /// Copies an executable to a path of this test.
+    pub fn copy_program(&self, program: &Path, to: &str) {
+        fs::create_dir_all(self.path(to).parent().unwrap()).unwrap();
         // Not by this process: one that another test starts meanwhile would have the copy open, and
         // it could not be executed.
-        let done = Command::new("cp")
-            .arg(rail_ipam())
-            .arg(self.path("bin/ipam-copy"))
-            .status();
+        let done = Command::new("cp").arg(program).arg(self.path(to)).status();
         assert!(done.unwrap().success());
-        "ipam-copy"
     }
 
     /// Installs a stand-in for an IPAM plugin: a shell script.
@@ -596,7 +595,7 @@ impl Call {
 
     /// rail-ipam instead of rail-cni.
     pub fn ipam(mut self) -> Call {
-        self.program = rail_ipam().into();
+        self.program = RAIL_IPAM.into();
         self
     }
 

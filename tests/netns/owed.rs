@@ -13,7 +13,7 @@ use nix::libc;
 use serde_json::{Value, json};
 
 use crate::harness::{Call, Host, Ran, rail, sample, vf_address, with};
-use crate::programs::rail_ipam;
+use crate::programs::RAIL_IPAM;
 use crate::trace::{self, Fate, Point};
 
 /// What fails.
@@ -108,7 +108,7 @@ impl Bench {
         host.ip("link set vf0 mtu 1400 txqueuelen 777");
         // An address is leased as rail-ipam does it, and DEL fails as long as there is a file of
         // that name.
-        let ipam = rail_ipam();
+        let ipam = RAIL_IPAM;
         let broken = host.path("broken").display().to_string();
         host.add_plugin(
             "stand-in",

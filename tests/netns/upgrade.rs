@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::harness::{Call, Host, Ran, Sleeper, rail, vf_address, with};
-use crate::programs::rail_ipam;
+use crate::programs::RAIL_IPAM;
 
 const RECORD: &str = include_str!("upgrade/record.json");
 const DEBT: &str = include_str!("upgrade/debt.json");
@@ -76,11 +76,7 @@ impl Old {
 
     fn filled(&self, golden: &str) -> String {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-        let bin = Path::new(rail_ipam())
-            .parent()
-            .unwrap()
-            .display()
-            .to_string();
+        let bin = Path::new(RAIL_IPAM).parent().unwrap().display().to_string();
         let [dev, ino, created] = &self.id;
         let folder = fs::metadata(self.pod.parent().unwrap()).unwrap();
         let folder = format!("[{},{}]", folder.dev(), folder.ino());

@@ -130,7 +130,6 @@ fn put_all(host: &Host, dir: &HostDir, args: &InstallArgs) -> Result<Vec<&'stati
         for (name, source) in &mut new {
             write(source, dir, &kept, name).with_context(|| unwritten(dir, name))?;
         }
-        as_one(&kept).with_context(|| unwritten(dir, "rail-ipam"))?;
         for (name, _) in &new {
             try_out(host, name, &path.join(temporary(name)))?;
         }
@@ -253,17 +252,6 @@ fn write(source: &mut File, dir: &HostDir, kept: &HostDir, name: &str) -> io::Re
     rustix::fs::fchmod(&file, Mode::from_raw_mode(0o755))?;
     copy_label(dir, name, &file)?;
     file.sync_all()
-}
-
-/// Makes the new rail-ipam a link to the new rail-cni, if both are the same: then rail-cni calls it
-/// as a function instead of starting a process.
-fn as_one(kept: &HostDir) -> io::Result<()> {
-    let [ipam, cni] = PLUGINS.map(|name| kept.at(temporary(name)));
-    if !(ipam.exists() && cni.exists()) || std::fs::read(&ipam)? != std::fs::read(&cni)? {
-        return Ok(());
-    }
-    std::fs::remove_file(&ipam)?;
-    std::fs::hard_link(&cni, &ipam)
 }
 
 /// Gives the file the SELinux label of the executable that it replaces, or else that of the

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::harness::{Call, Host, Ran, pf_address, rail, vf_address, with};
-use crate::programs::rail_ipam;
+use crate::programs::RAIL_IPAM;
 
 /// A host with rail 0 and a pod.
 pub fn host(test: &str) -> Option<(Host, PathBuf)> {
@@ -761,7 +761,7 @@ fn a_device_of_a_pod_that_is_ending_is_waited_for() {
     let next = host.add_netns("next");
     let before = host.snapshot();
     // Its device is free some time before its address.
-    let ipam = rail_ipam();
+    let ipam = RAIL_IPAM;
     host.add_plugin(
         "stand-in",
         &format!("test $CNI_COMMAND = DEL && sleep 0.5; exec {ipam}"),

@@ -62,6 +62,7 @@ fn executables_are_replaced_while_they_run_and_the_ones_before_are_kept() {
             install();
             assert_eq!(names(), INSTALLED);
             assert!(kept().is_empty());
+            assert!(INSTALLED[1..].iter().all(|name| is_as_built(name)));
             let inode = || fs::metadata("/opt/cni/bin/rail-cni").unwrap().ino();
             let before = inode();
             install();
