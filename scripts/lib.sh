@@ -35,6 +35,8 @@ packages() {
         *:ping) printf 'iputils' ;;
         *:nft) printf 'nftables' ;;
         *:cc) printf 'gcc' ;;
+        apt-get:cargo-clippy) printf 'rust-clippy' ;;
+        *:cargo-clippy) printf 'clippy' ;;
         dnf:dmsetup | zypper:dmsetup) printf 'device-mapper' ;;
         *:ib_write_bw) printf 'perftest' ;;
         *:mkfs.ext4) printf 'e2fsprogs' ;;

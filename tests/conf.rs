@@ -12,6 +12,8 @@ mod files;
 mod migration;
 #[path = "netns/programs.rs"]
 mod programs;
+#[path = "conf/tree.rs"]
+mod tree;
 
 use std::collections::BTreeSet;
 use std::fs;

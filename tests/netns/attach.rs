@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::harness::{Host, pf_address, rail, vf_address, with, with_static};
+use crate::harness::{Host, pf_address, rail, vf_address, with};
 
 #[test]
 fn a_rail_has_its_address_mtu_and_routes_and_goes_back_as_it_was() {
@@ -13,7 +13,7 @@ fn a_rail_has_its_address_mtu_and_routes_and_goes_back_as_it_was() {
     host.ip("link property add dev vf0 altname enp1s0v0");
     let before = host.snapshot();
     let pod = host.add_netns("pod");
-    let config = with_static(
+    let config = host.with_static(
         with(rail(0), json!({"routes": [{"dst": "172.16.0.0/12"}]})),
         "172.16.0.0/31",
         "172.16.0.1",

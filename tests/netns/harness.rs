@@ -515,6 +515,25 @@ impl Host {
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
+
+    /// Installs a double of upstream's `static`, which gives the addresses of its configuration.
+    pub fn add_static(&self) {
+        let addresses = r#"sed -n 's/.*"addresses": *\(\[[^]]*\]\).*/\1/p'"#;
+        let script = format!(
+            r#"addresses=$({addresses})
+[ "$CNI_COMMAND" != ADD ] || echo "{{\"cniVersion\": \"1.0.0\", \"ips\": $addresses}}""#
+        );
+        self.add_plugin("static", &script);
+    }
+
+    /// `config` with a double of upstream's `static` as its IPAM. Upstream's knows versions up to
+    /// 1.0.0.
+    pub fn with_static(&self, config: Value, address: &str, gateway: &str) -> Value {
+        self.add_static();
+        let addresses = json!([{"address": address, "gateway": gateway}]);
+        let ipam = json!({"type": "static", "addresses": addresses});
+        with(config, json!({"cniVersion": "1.0.0", "ipam": ipam}))
+    }
 }
 
 impl Drop for Host {
@@ -731,14 +750,6 @@ pub fn with(mut config: Value, more: Value) -> Value {
         .unwrap()
         .extend(more.as_object().unwrap().clone());
     config
-}
-
-/// `config` with upstream's `static` plugin as its IPAM. Debian's knows versions up to 1.0.0.
-pub fn with_static(config: Value, address: &str, gateway: &str) -> Value {
-    with(
-        config,
-        json!({"cniVersion": "1.0.0", "ipam": {"type": "static", "addresses": [{"address": address, "gateway": gateway}]}}),
-    )
 }
 
 /// Names of the steps of a record that are not undone.

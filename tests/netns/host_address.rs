@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::harness::{self, Host, rail, vf_address, with, with_static};
+use crate::harness::{self, Host, rail, vf_address, with};
 
 /// Rail 0 with the host's addresses.
 pub fn config() -> Value {
@@ -485,7 +485,7 @@ fn a_network_that_did_not_ask_gets_nothing_of_the_host() {
     host.cni("DEL", "c1", &pod, &config()).ok();
     assert_eq!(host.pending().len(), 1);
     let next = host.add_netns("next");
-    let plain = with_static(rail(0), "10.20.0.2/24", "10.20.0.9");
+    let plain = host.with_static(rail(0), "10.20.0.2/24", "10.20.0.9");
     host.cni("ADD", "c2", &next, &plain).ok();
     assert_eq!(
         host.ip_in(&next, "neigh show dev net1 nud permanent")

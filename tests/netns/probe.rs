@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Host, pf_address, rail, skip, vf_address, with, with_static};
+use crate::harness::{Host, pf_address, rail, skip, vf_address, with};
 
 /// The rails 0 and 1 in both families, in ports of one leaf that answers as Cumulus Linux does.
 fn two_rails(test: &str) -> Option<Host> {
@@ -398,7 +398,7 @@ fn a_gateway_outside_of_the_prefix_is_asked() {
     };
     let pod = host.add_netns("pod");
     for (address, gateway) in [("172.16.0.0/32", "172.16.0.1"), ("fd00::1/128", "fd00::2")] {
-        let config = patient(with_static(asking("require", "rail-0"), address, gateway));
+        let config = patient(host.with_static(asking("require", "rail-0"), address, gateway));
         host.cni("ADD", "c1", &pod, &config).ok();
         host.cni("DEL", "c1", &pod, &config).ok();
     }
@@ -440,6 +440,7 @@ fn a_rail_without_a_gateway_is_refused_where_an_answer_is_required() {
     };
     let before = host.snapshot();
     let pod = host.add_netns("pod");
+    host.add_static();
     let without = json!({"type": "static", "addresses": [{"address": "172.16.0.0/31"}]});
     for ipam in [json!({}), without] {
         let config = |mode| {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Host, rail, with, with_static};
+use crate::harness::{Host, rail, with};
 
 /// The far end of rail R: pool `far-R`, 172.(16+2R).0.2/31, on a veth `farR` to the same leaf.
 fn add_far_rail(host: &Host, rail: u8) {
@@ -916,7 +916,7 @@ fn two_fabrics_of_one_pod_have_a_table_each() {
     let pod = host.add_netns("pod");
     let routes = json!({"routes": [{"dst": "10.50.0.0/16"}, {"dst": "172.16.0.0/12"}]});
     let storage = with(
-        with_static(rail(0), "10.50.0.0/31", "10.50.0.1"),
+        host.with_static(rail(0), "10.50.0.0/31", "10.50.0.1"),
         json!({"device": "vf1", "name": "storage-0"}),
     );
     let storage = with(storage, routes);
