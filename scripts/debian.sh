@@ -11,10 +11,9 @@ prepare_apt() {
     [[ ! ${APT_CONFIG:-} ]] || return 0
     has apt-get || cannot "no apt-get here, which fetches Debian's packages"
     needs "$debian_keyring"
-    local apt=$1 mirror=${RAIL_DEBIAN_MIRROR:-}
+    local apt=$1 mirror
     shift
-    # The host's own, where it is a Debian.
-    [[ $mirror ]] || mirror=$(apt-get update --print-uris 2>/dev/null | sed -nE "s|^'(.*/debian)/+dists/.*|\1|p" | sort -u | head -n 1)
+    mirror=$(debian_mirror)
     [[ $mirror ]] || cannot "apt has no Debian mirror here: name one in RAIL_DEBIAN_MIRROR"
     mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial"
     : >"$apt/status"
@@ -39,6 +38,15 @@ prepare_apt() {
     # It succeeds, too, when nothing came.
     apt-get update >>"$log" 2>&1 || true
     apt-cache show base-files >/dev/null 2>&1 || cannot "cannot fetch Debian's packages from $mirror" log
+}
+
+# debian_mirror: the one of RAIL_DEBIAN_MIRROR, or else the host's own, if it is a Debian.
+debian_mirror() {
+    if [[ ${RAIL_DEBIAN_MIRROR:-} ]]; then
+        printf '%s' "$RAIL_DEBIAN_MIRROR"
+    else
+        apt-get update --print-uris 2>/dev/null | sed -nE "s|^'(.*/debian)/+dists/.*|\1|p" | sort -u | awk 'NR == 1'
+    fi
 }
 
 # unpack FOLDER PACKAGE...: downloads packages (NAME or NAME=VERSION) and unpacks them into FOLDER.
