@@ -18,7 +18,8 @@ cases=(two_packagings_are_the_same_bytes a_deb_installs_and_goes a_rpm_installs_
     bash_completes_commands_and_options completions_of_zsh_and_fish_parse the_bill_names_all_that_is_linked
     what_is_linked_has_an_allowed_licence_and_comes_from_crates_io tag_marks_a_clean_release tag_refuses_changed_files
     tag_refuses_a_version_without_a_dated_entry tag_refuses_a_lock_file_of_another_version
-    tag_refuses_a_version_that_was_tagged the_page_of_a_release_has_its_changes_alone_and_links_to_its_files)
+    tag_refuses_a_version_that_was_tagged a_signed_release_is_verified_and_a_changed_one_is_not
+    a_key_that_nobody_knows_is_refused_before_the_build the_page_of_a_release_has_its_changes_alone_and_links_to_its_files)
 # It builds for arm64.
 [[ ${RAIL_TEST_MODE:-} != nightly ]] || cases+=(the_archive_of_the_suite_is_there_for_arm64)
 passed=0 failed=0 skipped=0 status=0
@@ -31,7 +32,7 @@ main() {
             exit
             ;;
     esac
-    needs jq git zsh fish mandoc dpkg-deb rpmbuild unshare
+    needs jq git zsh fish mandoc dpkg-deb rpmbuild ssh-keygen unshare
     # dpkg and rpm take a root directory from root alone.
     if ((EUID)) && [[ ! ${RAIL_RELEASE_INSIDE:-} ]]; then
         RAIL_RELEASE_INSIDE=1 exec unshare -Ur "$BASH" "$0" "$@"
@@ -530,6 +531,54 @@ what_is_linked_has_an_allowed_licence_and_comes_from_crates_io() {
     grep -q '^=== clap ' "$unpacked/THIRD-PARTY-LICENSES"
     [[ $(sed -n 's/^source = //p' "$root/Cargo.lock" | sort -u) == \
         '"registry+https://github.com/rust-lang/crates.io-index"' ]]
+}
+
+# --- signatures -------------------------------------------------------------------------------------------------
+
+# make_signed: a checkout with a key, and files with the names of a release, signed.
+make_signed() {
+    local arch
+    mkdir -p checkout/packaging files
+    cp -r "$root"/{scripts,Cargo.toml} checkout/
+    printf '# none\n' >checkout/packaging/release-signers
+    checkout/scripts/release key "$PWD/key"
+    for arch in linux-x86_64.tar.gz linux-aarch64.tar.gz; do printf '%s\n' "$arch" >"files/rail-cni-$version-$arch"; done
+    for arch in amd64 arm64; do printf '%s\n' "$arch" >"files/rail-cni_${version}_$arch.deb"; done
+    (cd files && sha256sum -- * >SHA256SUMS)
+    RAIL_CNI_RELEASE_KEY=$PWD/key checkout/scripts/release sign "$PWD/files"
+}
+
+# is_refused WORDS: by `verify`, for this reason.
+is_refused() {
+    if checkout/scripts/release verify "$PWD/files" >said 2>&1; then return 1; fi
+    cat said
+    grep -qF -- "$1" said
+}
+
+a_signed_release_is_verified_and_a_changed_one_is_not() {
+    make_signed
+    checkout/scripts/release verify "$PWD/files" >said
+    grep -qF "rail-cni $version: 4 files, signed, complete, unchanged" said
+    printf 'x\n' >files/extra
+    is_refused 'extra is in'
+    rm files/extra
+    printf 'x\n' >>"files/rail-cni_${version}_amd64.deb"
+    is_refused 'is not what its SHA256SUMS says'
+    (cd files && sha256sum -- rail-* >SHA256SUMS)
+    is_refused 'no key of'
+    rm "files/rail-cni_${version}_amd64.deb"
+    (cd files && sha256sum -- rail-* >SHA256SUMS)
+    RAIL_CNI_RELEASE_KEY=$PWD/key checkout/scripts/release sign "$PWD/files"
+    is_refused "lacks rail-cni_${version}_amd64.deb"
+    rm files/SHA256SUMS.sig
+    is_refused 'has no SHA256SUMS.sig'
+}
+
+a_key_that_nobody_knows_is_refused_before_the_build() {
+    make_signed
+    ssh-keygen -q -t ed25519 -N '' -f other
+    if RAIL_CNI_RELEASE_KEY=$PWD/other checkout/scripts/release >said 2>&1; then return 1; fi
+    grep -qF 'the public key of' said
 }
 
 # --- the page ---------------------------------------------------------------------------------------------------
