@@ -10,7 +10,6 @@ use ipnet::IpNet;
 use serde_json::{Value, json};
 
 use super::leases::{State, lease_json, look};
-use super::report::tell;
 use crate::output;
 use crate::progress::Progress;
 use crate::store::{Change, Writer};
@@ -332,6 +331,22 @@ pub struct Import {
     pub outside: Vec<Outside>,
     /// These stop [`write`] in any case, because a prefix belongs to one node.
     pub taken: Vec<Taken>,
+}
+
+impl Import {
+    /// Prints the messages that precede writing.
+    pub fn print_warnings(&self) {
+        for warning in &self.warnings {
+            output::say(warning);
+        }
+        for lease in &self.outside {
+            output::say(&lease.to_string());
+        }
+        let taken = self.taken.iter().map(Taken::to_string);
+        for text in few(taken.collect()) {
+            output::say(&text);
+        }
+    }
 }
 
 /// Prefixes with their nodes and pools. They do not overlap, as in any plan.
@@ -745,7 +760,7 @@ pub fn writer(
     }
     if !node.store_dir.exists() {
         let import = compare()?;
-        refuse_outside(&import.outside, force).inspect_err(|_| tell(&import))?;
+        refuse_outside(&import.outside, force).inspect_err(|_| import.print_warnings())?;
     }
     Writer::new(node).map(Some)
 }

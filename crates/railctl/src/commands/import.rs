@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 
 use super::change::{self, Force, Nodes, Scope, Terms};
-use super::report::{Run, show_changes, tell};
+use super::report::{Run, show_changes};
 use crate::output::{self, Output};
 use rail_cni::fail;
 use rail_cni::node::Node;
@@ -66,7 +66,7 @@ pub fn import(node: &Node, args: &ImportArgs, output: Output) -> Result<ExitCode
     let force = Force::of(args.force);
     let writer = change::writer(node, run == Run::Write, force, compare)?;
     let import = compare()?;
-    tell(&import);
+    import.print_warnings();
     if let Some(writer) = writer {
         change::write(node, writer, &import, force)?;
     }

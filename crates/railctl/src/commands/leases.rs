@@ -8,7 +8,6 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::report::columns;
 use crate::output::{self, Output, pretty, print, table};
 use crate::progress::Progress;
 use rail_cni::fail;
@@ -28,6 +27,21 @@ pub struct LeasesArgs {
     /// Print all nodes in the store
     #[arg(long)]
     all_nodes: bool,
+}
+
+/// The prefix, the gateway and the routes of an allocation, as cells of a table.
+pub fn columns(allocation: &Allocation) -> [String; 3] {
+    let routes: Vec<_> = allocation
+        .routes
+        .iter()
+        .map(|to| to.dst.to_string())
+        .collect();
+    let gateway = allocation.gateway.map(|gateway| gateway.to_string());
+    [
+        allocation.prefix.to_string(),
+        gateway.unwrap_or_default(),
+        routes.join(","),
+    ]
 }
 
 /// A pool on a node.

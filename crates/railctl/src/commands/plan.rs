@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::change::{self, Force, Import, Line, Nodes, Scope, Terms};
 use super::out::{self, Out, Owner, Stale};
-use super::report::{Run, show_changes, tell};
+use super::report::{Run, show_changes};
 use crate::output::{self, Output, pretty, print, table};
 use crate::progress::Progress;
 use rail_cni::cluster_networks;
@@ -610,7 +610,7 @@ fn store(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<
     let force = Force::of(args.force);
     let writer = change::writer(&node, run == Run::Write, force, compare)?;
     let import = compare()?;
-    tell(&import);
+    import.print_warnings();
     if let Some(writer) = writer {
         change::write(&node, writer, &import, force)?;
     }
@@ -631,7 +631,7 @@ fn check(args: &PlanArgs, plan: &Plan, pools: &Pools, output: Output) -> Result<
         }
     };
     args.refuse_warnings(&import.warnings)?;
-    tell(&import);
+    import.print_warnings();
     for line in &mut import.lines {
         // Manifests and a store of rail-ipam 0.1.0 have no leaf ports, and addresses do not depend
         // on them.

@@ -6,25 +6,13 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::change::{Import, Line, Outside, Taken};
-use crate::output::{self, Output, pretty, print, table};
-use rail_cni::fault::few;
+use super::leases::columns;
+use crate::output::{Output, pretty, print, table};
 use rail_cni::pool::allocation::Allocation;
 use rail_plan::{Plan, groups};
 
 /// The most lines that are printed.
 const MOST_LINES: usize = 200;
-
-/// Prints the messages that precede writing.
-pub fn tell(import: &Import) {
-    let say = |text: &str| output::say(text);
-    import.warnings.iter().for_each(|warning| say(warning));
-    import
-        .outside
-        .iter()
-        .for_each(|lease| say(&lease.to_string()));
-    let taken = import.taken.iter().map(|taken| taken.to_string());
-    few(taken.collect()).iter().for_each(|taken| say(taken));
-}
 
 /// Whether a command writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,19 +164,4 @@ fn changed(before: &Option<Allocation>, after: &Option<Allocation>) -> String {
             }
         }
     }
-}
-
-/// The prefix, the gateway and the routes of an allocation, as cells of a table.
-pub fn columns(allocation: &Allocation) -> [String; 3] {
-    let routes: Vec<_> = allocation
-        .routes
-        .iter()
-        .map(|to| to.dst.to_string())
-        .collect();
-    let gateway = allocation.gateway.map(|gateway| gateway.to_string());
-    [
-        allocation.prefix.to_string(),
-        gateway.unwrap_or_default(),
-        routes.join(","),
-    ]
 }
