@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use crate::host::Host;
 use crate::report::{Cable, Cables};
-use crate::text::say;
+use crate::text::log;
 
 /// The longest sentence of all cables that becomes part of a condition.
 const LONGEST: usize = 500;
@@ -31,7 +31,7 @@ impl Heard {
                 other.listen(&railctl).await;
                 let wrong = other.wrong().unwrap_or_default();
                 if wrong != last {
-                    say(
+                    log(
                         "warn",
                         if wrong.is_empty() {
                             "all cables are right again"

@@ -14,7 +14,7 @@ use crate::api::{explained, within};
 use crate::report::{Claim, Show};
 
 /// Objects of one page of a list.
-const PAGE: u32 = 500;
+const CLAIMS_PER_PAGE: u32 = 500;
 /// What the API server calls the objects.
 const PLURAL: &str = "resourceclaims";
 
@@ -96,7 +96,7 @@ async fn within_raw<T>(request: impl Future<Output = kube::Result<T>>) -> Result
 async fn list(client: &Client) -> Result<Vec<DynamicObject>> {
     let (mut all, mut next) = (Vec::new(), None);
     loop {
-        let mut params = ListParams::default().limit(PAGE);
+        let mut params = ListParams::default().limit(CLAIMS_PER_PAGE);
         params.continue_token = next;
         let page = within(api(client, None).list(&params)).await?;
         next = page.metadata.continue_.filter(|token| !token.is_empty());

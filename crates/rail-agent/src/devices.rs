@@ -14,24 +14,23 @@ use tokio::net::unix::pipe;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::host::{Host, HostDir};
-use crate::install::RAILCTL;
+use crate::host::{Host, HostDir, RAILCTL};
 use crate::kubelet::{
     self, Answer, Asked, Choice, Device, DeviceFile, Devices, Given, NumaNode, Topology,
 };
 use crate::ready::Steady;
 use crate::report::{Listed, Listing};
-use crate::text::{of, say};
+use crate::text::{error_text, log};
 
 /// The part of a resource's name that stands for the number of the rail.
-const RAIL: &str = "{rail}";
+const RAIL_PATTERN: &str = "{rail}";
 /// How often the kubelet's socket and the own one are looked at, if no change is seen. A kubelet
 /// that starts removes all, and makes its own anew.
-const LOOK: Duration = Duration::from_secs(1);
+const KUBELET_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The time after which a first failure is tried again.
-const SOON: Duration = Duration::from_millis(50);
+const REGISTER_DELAY: Duration = Duration::from_millis(50);
 /// The longest registration.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The name of a resource, or a pattern of one for each rail.
 pub fn resource(text: &str) -> Result<String, String> {
@@ -45,7 +44,7 @@ pub fn resource(text: &str) -> Result<String, String> {
                 .chars()
                 .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
     };
-    match text.replace(RAIL, "0").split_once('/') {
+    match text.replace(RAIL_PATTERN, "0").split_once('/') {
         _ if text.is_empty() => Ok(String::new()),
         Some((domain, name)) if domain.contains('.') && is_part(domain) && is_part(name) => {
             Ok(text.to_owned())
@@ -93,7 +92,7 @@ impl Resources {
             .collect();
         for one in &listing.devices {
             let device = self.device(one, Instant::now());
-            let resource = self.pattern.replace(RAIL, &one.rail.to_string());
+            let resource = self.pattern.replace(RAIL_PATTERN, &one.rail.to_string());
             wanted.entry(resource).or_default().devices.push(device);
         }
         self.listing.send_replace(Arc::new(listing));
@@ -166,11 +165,15 @@ impl Plugin {
     async fn keep_offering(self: Arc<Plugin>) {
         let mut told = None;
         loop {
-            let error = self.offer().await.err().map(|error| of(&error));
+            let error = self.offer().await.err().map(|error| error_text(&error));
             // A kubelet makes its socket shortly before it listens.
-            let pause = if told.is_none() { SOON } else { LOOK };
+            let pause = if told.is_none() {
+                REGISTER_DELAY
+            } else {
+                KUBELET_CHECK_INTERVAL
+            };
             if let Some(text) = error.as_ref().filter(|_| error != told) {
-                say(
+                log(
                     "warn",
                     &format!("the resource {} is not offered: {text}", self.resource),
                 );
@@ -185,7 +188,7 @@ impl Plugin {
     /// Offers the resource to the kubelet that runs now, if one does, for as long as it does.
     async fn offer(self: &Arc<Plugin>) -> Result<()> {
         let Some(dir) = self.host.dir(Path::new(kubelet::FOLDER))? else {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(KUBELET_CHECK_INTERVAL).await;
             return Ok(());
         };
         let changes = Changes::of(&dir);
@@ -204,10 +207,10 @@ impl Plugin {
         tasks.spawn(self.clone().accept(listener));
         let path = dir.at(kubelet::KUBELET);
         let registered = kubelet::register(&path, &socket, &self.resource);
-        tokio::time::timeout(PATIENCE, registered)
+        tokio::time::timeout(REGISTER_TIMEOUT, registered)
             .await
             .context("the kubelet did not answer")??;
-        say(
+        log(
             "info",
             &format!("the kubelet has the resource {}", self.resource),
         );
@@ -253,7 +256,7 @@ impl Plugin {
                 match given.collect() {
                     Ok(given) => Answer::Given(given),
                     Err(why) => {
-                        say(
+                        log(
                             "warn",
                             &format!("the kubelet is refused devices of {}: {why}", self.resource),
                         );
@@ -312,7 +315,7 @@ impl Changes {
                 {}
             }
         };
-        let _ = tokio::time::timeout(LOOK, change).await;
+        let _ = tokio::time::timeout(KUBELET_CHECK_INTERVAL, change).await;
     }
 }
 
@@ -400,7 +403,7 @@ mod tests {
 
     #[test]
     fn a_socket_that_comes_or_goes_is_seen_at_once() {
-        crate::api::runtime().unwrap().block_on(async {
+        crate::runtime::runtime().unwrap().block_on(async {
             let temp = tempfile::tempdir().unwrap();
             let changes = Changes::of(&HostDir::here(temp.path()));
             let socket = temp.path().join(kubelet::KUBELET);
@@ -411,7 +414,11 @@ mod tests {
                 std::fs::remove_file(&socket).unwrap();
                 changes.wait().await;
             }
-            assert!(begun.elapsed() < 100 * LOOK, "{:?}", begun.elapsed());
+            assert!(
+                begun.elapsed() < 100 * KUBELET_CHECK_INTERVAL,
+                "{:?}",
+                begun.elapsed()
+            );
         });
     }
 

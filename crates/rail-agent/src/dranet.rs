@@ -23,10 +23,9 @@ use serde_json::{Value, json};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 
-use crate::host::{Host, HostDir, Said};
-use crate::install::RAILCTL;
+use crate::host::{Host, HostDir, ProgramOutput, RAILCTL};
 use crate::report::Refused;
-use crate::text::{clean, of, say};
+use crate::text::{clean, error_text, log};
 
 /// The directory in the run directory, which DRANET mounts, and the socket in it.
 pub const DIRECTORY: &str = "dranet";
@@ -35,12 +34,12 @@ pub const SOCKET: &str = "provider.sock";
 /// The name of the profile that means the rail of the device.
 const RAIL: &str = "rail";
 /// A ResourceClaim is smaller: etcd holds no larger object.
-const LARGEST: usize = 2 << 20;
+const MAX_REQUEST_BYTES: usize = 2 << 20;
 /// The most requests at a time, and the longest one. DRANET waits 10 s.
-const REQUESTS: usize = 16;
-const LONGEST: Duration = Duration::from_secs(15);
+const MAX_REQUESTS: usize = 16;
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 /// How often the socket is looked at: somebody may have emptied the run directory.
-const LOOK: Duration = Duration::from_secs(5);
+const SOCKET_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// The rule of rail 0, as rail-cni has it.
 const FIRST_PRIORITY: u32 = 1000;
 /// The scope of a route to a neighbour (RT_SCOPE_LINK).
@@ -60,20 +59,20 @@ pub fn serve(host: Host, run_dir: PathBuf, plugins_dir: &Path) -> Result<()> {
         railctl: plugins_dir.join(RAILCTL),
     });
     let mut socket = Socket::bind(&provider.host, &run_dir)?;
-    say(
+    log(
         "info",
         &format!(
             "DRANET finds its profile provider at {}",
             socket.dir.shown(SOCKET)
         ),
     );
-    let places = Arc::new(Semaphore::new(REQUESTS));
+    let places = Arc::new(Semaphore::new(MAX_REQUESTS));
     tokio::spawn(async move {
         loop {
             let Ok(place) = places.clone().acquire_owned().await else {
                 return;
             };
-            match tokio::time::timeout(LOOK, socket.listener.accept()).await {
+            match tokio::time::timeout(SOCKET_CHECK_INTERVAL, socket.listener.accept()).await {
                 Ok(Ok((stream, _))) => {
                     let provider = provider.clone();
                     tokio::spawn(async move {
@@ -86,7 +85,7 @@ pub fn serve(host: Host, run_dir: PathBuf, plugins_dir: &Path) -> Result<()> {
                 Err(_) if socket.is_there() => (),
                 Err(_) => match Socket::bind(&provider.host, &run_dir) {
                     Ok(new) => socket = new,
-                    Err(error) => say("warn", &of(&error)),
+                    Err(error) => log("warn", &error_text(&error)),
                 },
             }
         }
@@ -126,7 +125,7 @@ fn is_address(text: &str) -> bool {
 
 /// Kept by who gives an address, and alone by who releases that of a claim that has ended: the
 /// claim may be reserved for a new pod meanwhile.
-pub static GIVING: tokio::sync::RwLock<()> = tokio::sync::RwLock::const_new(());
+pub static ADDRESS_LOCK: tokio::sync::RwLock<()> = tokio::sync::RwLock::const_new(());
 
 /// A request that is refused: the status by which DRANET knows why, and what to tell.
 type Refusal = (StatusCode, String);
@@ -148,7 +147,7 @@ impl Provider {
                     Ok(body) => (StatusCode::OK, body.to_string()),
                     Err((status, why)) => {
                         let why = clean(&why);
-                        say(
+                        log(
                             "warn",
                             &format!(
                                 "a request of DRANET is refused ({}): {why}",
@@ -168,9 +167,9 @@ impl Provider {
         let mut http = http1::Builder::new();
         http.keep_alive(false)
             .timer(TokioTimer::new())
-            .header_read_timeout(LONGEST);
+            .header_read_timeout(REQUEST_TIMEOUT);
         let _ = tokio::time::timeout(
-            LONGEST,
+            REQUEST_TIMEOUT,
             http.serve_connection(TokioIo::new(stream), service),
         )
         .await;
@@ -239,7 +238,7 @@ impl Provider {
                 .names()
                 .map(|(option, name)| format!("--{option}={name}")),
         );
-        let _giving = GIVING.read().await;
+        let _giving = ADDRESS_LOCK.read().await;
         let said = self.railctl(&arguments).await?;
         if said.is_success {
             let leased = serde_json::from_str(&said.stdout).unwrap_or_default();
@@ -267,7 +266,7 @@ impl Provider {
         }
     }
 
-    async fn railctl(&self, arguments: &[String]) -> Result<Said, Refusal> {
+    async fn railctl(&self, arguments: &[String]) -> Result<ProgramOutput, Refusal> {
         let arguments: Vec<_> = arguments
             .iter()
             .map(String::as_str)
@@ -276,7 +275,7 @@ impl Provider {
         self.host
             .run(&self.railctl, &arguments, b"")
             .await
-            .map_err(|error| failed(of(&error)))
+            .map_err(|error| failed(error_text(&error)))
     }
 }
 
@@ -290,7 +289,9 @@ pub fn release(claim: &str, device: &str) -> Vec<String> {
 }
 
 async fn read(request: Request<Incoming>) -> Result<Asked, Refusal> {
-    let body = Limited::new(request.into_body(), LARGEST).collect().await;
+    let body = Limited::new(request.into_body(), MAX_REQUEST_BYTES)
+        .collect()
+        .await;
     let body = body.map_err(|error| malformed(format!("the request cannot be read: {error}")))?;
     let asked: Asked = serde_json::from_slice(&body.to_bytes())
         .map_err(|error| malformed(format!("the request is not what DRANET sends: {error}")))?;

@@ -20,16 +20,20 @@ use rustix::process::{Pid, PidfdFlags};
 use rustix::thread::ThreadNameSpaceType;
 use tokio::io::AsyncWriteExt as _;
 
-use crate::api;
-use crate::text::say;
+use crate::runtime::runtime;
+use crate::text::log;
 
+/// The plugins.
+pub const PLUGINS: [&str; 2] = ["rail-ipam", "rail-cni"];
+/// What people and this agent run. It is beside the plugins, and refuses to be one.
+pub const RAILCTL: &str = "railctl";
 /// The hidden subcommand that [`Host::run`] starts.
 pub const IN_HOST: &str = "in-host";
 /// The longest time of a program. They end themselves earlier, except for a plan of a very large
 /// fabric.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(120);
 /// The most that is read of what a program prints.
-const LARGEST: usize = 32 << 20;
+const MAX_OUTPUT_BYTES: usize = 32 << 20;
 
 /// The host's root directory.
 #[derive(Debug)]
@@ -39,7 +43,7 @@ pub struct Host {
 
 /// What a program in the host's namespaces printed.
 #[derive(Debug)]
-pub struct Said {
+pub struct ProgramOutput {
     /// Whether its exit status was 0.
     pub is_success: bool,
     /// What it printed to stdout.
@@ -144,15 +148,20 @@ impl Host {
     }
 
     /// Runs a program of the host in the host's namespaces, with `input` on its stdin.
-    pub async fn run(&self, program: &Path, arguments: &[&str], input: &[u8]) -> Result<Said> {
+    pub async fn run(
+        &self,
+        program: &Path,
+        arguments: &[&str],
+        input: &[u8],
+    ) -> Result<ProgramOutput> {
         let shown = format!("{} {}", program.display(), arguments.join(" "));
         let mut command = tokio::process::Command::new("/proc/self/exe");
         command.arg(IN_HOST).arg(program).args(arguments);
-        match said(command, input, PATIENCE).await {
+        match said(command, input, PROGRAM_TIMEOUT).await {
             Ok(Some(said)) => Ok(said),
             Ok(None) => bail!(
                 "`{shown}` did not end within {} s on the host and was killed: run it there to see what it waits for",
-                PATIENCE.as_secs()
+                PROGRAM_TIMEOUT.as_secs()
             ),
             Err(error) => Err(error).with_context(|| format!("cannot run `{shown}` on the host")),
         }
@@ -175,8 +184,8 @@ impl Host {
     }
 
     /// [`Host::run`] for a process without other tasks.
-    pub fn run_alone(&self, program: &Path, arguments: &[&str]) -> Result<Said> {
-        api::runtime()?.block_on(self.run(program, arguments, b""))
+    pub fn run_alone(&self, program: &Path, arguments: &[&str]) -> Result<ProgramOutput> {
+        runtime()?.block_on(self.run(program, arguments, b""))
     }
 }
 
@@ -185,7 +194,7 @@ async fn said(
     mut command: tokio::process::Command,
     input: &[u8],
     patience: Duration,
-) -> std::io::Result<Option<Said>> {
+) -> std::io::Result<Option<ProgramOutput>> {
     let pipes = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -212,7 +221,7 @@ async fn said(
     let Ok(status) = tokio::time::timeout(patience, end).await else {
         return Ok(None);
     };
-    Ok(Some(Said {
+    Ok(Some(ProgramOutput {
         is_success: status?.success(),
         stdout: String::from_utf8_lossy(&stdout).into_owned(),
         stderr: String::from_utf8_lossy(&stderr).into_owned(),
@@ -224,7 +233,7 @@ async fn read_all(from: Option<impl tokio::io::AsyncRead + Unpin>, to: &mut Vec<
     let Some(mut from) = from else { return };
     let mut buffer = [0; 16384];
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
-        if to.len() < LARGEST {
+        if to.len() < MAX_OUTPUT_BYTES {
             to.extend_from_slice(&buffer[..count]);
         }
     }
@@ -250,7 +259,7 @@ pub fn enter_and_become(command: &[OsString]) -> ExitCode {
     };
     if let Err(error) = enter() {
         let what = "cannot enter the namespaces of process 1";
-        say(
+        log(
             "error",
             &format!("{what}: {error}: the pod needs hostPID: true and a privileged container"),
         );
@@ -266,7 +275,7 @@ pub fn enter_and_become(command: &[OsString]) -> ExitCode {
         )
         .current_dir("/")
         .exec();
-    say(
+    log(
         "error",
         &format!(
             "cannot run {} on the host: {error}",
@@ -423,7 +432,7 @@ mod tests {
         let run = |script: &str, patience| {
             let mut command = tokio::process::Command::new("sh");
             command.args(["-c", script]);
-            api::runtime()
+            runtime()
                 .unwrap()
                 .block_on(said(command, b"in", patience))
                 .unwrap()

@@ -14,34 +14,31 @@ use rustix::fs::{Mode, XattrFlags};
 use serde_json::Value;
 
 use crate::alive;
-use crate::api;
 use crate::dranet;
 use crate::held::Held;
-use crate::host::{Host, HostDir};
+use crate::host::{Host, HostDir, PLUGINS, RAILCTL};
+use crate::lock;
+use crate::node;
 use crate::node_json::{self, Paths};
 use crate::report::Attachment;
-use crate::run;
-use crate::text::say;
+use crate::runtime;
+use crate::text::log;
 
-/// The plugins.
-pub const PLUGINS: [&str; 2] = ["rail-ipam", "rail-cni"];
-/// What people and this agent run. It is beside the plugins, and refuses to be one.
-pub const RAILCTL: &str = "railctl";
 /// In this order, so that a new rail-cni never calls an old rail-ipam, and its records never meet
 /// an old railctl.
 const EXECUTABLES: [&str; 3] = ["rail-ipam", RAILCTL, "rail-cni"];
 /// Where the executables are before they are installed and after they were replaced: below the
 /// directory of the plugins, because there they can be renamed, and not in it, because a network
 /// names any executable there as its `type`. CNI takes no separator of paths in a type.
-const KEPT: &str = ".rail-cni";
+const EXECUTABLES_DIR: &str = ".rail-cni";
 /// What an uninstall leaves beside node.json until it is done: the plugins that are not there were
 /// removed by it, when no pod needed them.
-const BEGUN: &str = "uninstall.begun";
+const UNINSTALL_MARK: &str = "uninstall.begun";
 /// Where SELinux keeps the label of a file.
-const LABEL: &str = "security.selinux";
+const SELINUX_ATTRIBUTE: &str = "security.selinux";
 /// How long another install may keep the lock of that directory, which only root can open: it
 /// writes two files.
-const LOCKED: Duration = Duration::from_secs(60);
+const INSTALL_LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Arguments of `rail-agent install`.
 #[derive(Debug, Args)]
@@ -72,7 +69,7 @@ pub struct UninstallArgs {
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     pub node: Option<String>,
     #[command(flatten)]
-    pub names: api::Names,
+    pub names: node::Names,
     /// How long to wait for the last pod with rails to end, in seconds; 0: refuse while there is
     /// one
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
@@ -95,18 +92,18 @@ pub fn install(args: &InstallArgs) -> Result<ExitCode> {
                 args.plugins_dir.display()
             );
         };
-        roll_back(&host, &dir, &args.plugins_dir.join(KEPT))?;
+        roll_back(&host, &dir, &args.plugins_dir.join(EXECUTABLES_DIR))?;
         return Ok(ExitCode::SUCCESS);
     }
     let dir = host.make_dir(&args.plugins_dir, 0o755)?;
     if let Some(own) = host
         .dir(Path::new(node_json::DIRECTORY))?
-        .filter(|own| own.at(BEGUN).exists())
+        .filter(|own| own.at(UNINSTALL_MARK).exists())
     {
-        own.remove(BEGUN)?;
+        own.remove(UNINSTALL_MARK)?;
     }
     for name in put_all(&host, &dir, args)? {
-        say("info", &format!("installed {}", dir.shown(name)));
+        log("info", &format!("installed {}", dir.shown(name)));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -119,11 +116,11 @@ fn put_all(host: &Host, dir: &HostDir, args: &InstallArgs) -> Result<Vec<&'stati
     if changed(dir, args)?.is_empty() {
         return Ok(Vec::new());
     }
-    let path = args.plugins_dir.join(KEPT);
+    let path = args.plugins_dir.join(EXECUTABLES_DIR);
     let kept = host
         .make_dir(&path, 0o700)
-        .with_context(|| unwritten(dir, KEPT))?;
-    let _lock = kept.lock(LOCKED)?;
+        .with_context(|| unwritten(dir, EXECUTABLES_DIR))?;
+    let _lock = kept.lock(INSTALL_LOCK_TIMEOUT)?;
     // Another install may have done it meanwhile.
     let mut new = changed(dir, args)?;
     let mut write_all = || -> Result<()> {
@@ -214,7 +211,7 @@ fn remove_old(dir: &HostDir) -> Result<()> {
 
 /// Fails if this node cannot execute a file of the image.
 fn try_out(host: &Host, name: &str, path: &Path) -> Result<()> {
-    let said = api::runtime()?.block_on(host.try_out(name, path)).with_context(|| {
+    let said = runtime::runtime()?.block_on(host.try_out(name, path)).with_context(|| {
         format!(
             "{name} of this image cannot be executed on this node; what was installed before is unchanged: use the image \
              for this architecture"
@@ -260,12 +257,12 @@ fn copy_label(dir: &HostDir, name: &str, file: &File) -> io::Result<()> {
     let mut label = vec![0; 4096];
     for path in [dir.at(name), dir.at(".")] {
         // No label, no SELinux, or no such file.
-        let Ok(length) = rustix::fs::getxattr(&path, LABEL, &mut label[..]) else {
+        let Ok(length) = rustix::fs::getxattr(&path, SELINUX_ATTRIBUTE, &mut label[..]) else {
             continue;
         };
         return Ok(rustix::fs::fsetxattr(
             file,
-            LABEL,
+            SELINUX_ATTRIBUTE,
             &label[..length],
             XattrFlags::empty(),
         )?);
@@ -283,7 +280,7 @@ fn roll_back(host: &Host, dir: &HostDir, path: &Path) -> Result<()> {
         )
     };
     let kept = host.dir(path)?.ok_or_else(nothing)?;
-    let _lock = kept.lock(LOCKED)?;
+    let _lock = kept.lock(INSTALL_LOCK_TIMEOUT)?;
     if !PLUGINS.iter().all(|name| kept.at(previous(name)).exists()) {
         return Err(nothing());
     }
@@ -302,7 +299,7 @@ fn roll_back(host: &Host, dir: &HostDir, path: &Path) -> Result<()> {
                     kept.shown(&previous(name))
                 )
             })?;
-        say(
+        log(
             "info",
             &format!("{} is the previous version again", dir.shown(name)),
         );
@@ -328,10 +325,10 @@ pub fn uninstall(args: &UninstallArgs) -> Result<ExitCode> {
     }
     let paths = Paths::of(&host)?;
     if let Some(own) = host.dir(Path::new(node_json::DIRECTORY))? {
-        std::fs::write(own.at(BEGUN), "").with_context(|| {
+        std::fs::write(own.at(UNINSTALL_MARK), "").with_context(|| {
             format!(
                 "nothing was removed: cannot write {} on the host",
-                own.shown(BEGUN)
+                own.shown(UNINSTALL_MARK)
             )
         })?;
     }
@@ -345,7 +342,7 @@ pub fn uninstall(args: &UninstallArgs) -> Result<ExitCode> {
     removed += remove(&host, &args.plugins_dir, &old_names().collect::<Vec<_>>())?;
     let of_executable = |name: &&str| [previous(name), temporary(name), format!(".{name}.kept")];
     let kept: Vec<_> = EXECUTABLES.iter().flat_map(of_executable).collect();
-    removed += remove(&host, &args.plugins_dir.join(KEPT), &kept)?;
+    removed += remove(&host, &args.plugins_dir.join(EXECUTABLES_DIR), &kept)?;
     removed += remove(
         &host,
         &paths.run_dir,
@@ -363,7 +360,7 @@ pub fn uninstall(args: &UninstallArgs) -> Result<ExitCode> {
         ".node.json.new",
         ".node.json.kept",
         node_json::NAME,
-        BEGUN,
+        UNINSTALL_MARK,
     ];
     removed += remove(
         &host,
@@ -371,21 +368,21 @@ pub fn uninstall(args: &UninstallArgs) -> Result<ExitCode> {
         &own.map(str::to_owned),
     )?;
     // The lock keeps others out as long as it has its name.
-    removed += remove(&host, &paths.run_dir, &[run::LOCK.to_owned()])?;
+    removed += remove(&host, &paths.run_dir, &[lock::LOCK.to_owned()])?;
     drop(lock);
-    say(
+    log(
         "info",
         &format!("{removed} files and directories of rail-cni were removed from the host"),
     );
     if let Some(node) = &args.node {
-        api::forget(node, &args.names)?;
+        node::forget(node, &args.names)?;
     }
     if args.stay {
-        say(
+        log(
             "info",
             "this node is clean; delete this DaemonSet when all of its pods are ready",
         );
-        api::until_stopped()?;
+        runtime::until_stopped()?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -398,7 +395,7 @@ fn until_alone(host: &Host, is_over: impl Fn() -> bool) -> Result<Option<File>> 
     };
     let mut is_told = false;
     loop {
-        let holder = match run::lock(&dir, None)? {
+        let holder = match lock::try_lock(&dir, None)? {
             Ok(lock) => return Ok(Some(lock)),
             Err(holder) => holder,
         };
@@ -409,7 +406,7 @@ fn until_alone(host: &Host, is_over: impl Fn() -> bool) -> Result<Option<File>> 
             );
         }
         if !is_told {
-            say("info", &format!("waiting: {which}"));
+            log("info", &format!("waiting: {which}"));
             is_told = true;
         }
         std::thread::sleep(Duration::from_millis(500));
@@ -427,7 +424,7 @@ fn until_free(host: &Host, plugins_dir: &Path, is_over: impl Fn() -> bool) -> Re
             bail!("nothing was removed: {which}");
         }
         if told != which {
-            say("info", &format!("waiting: {which}"));
+            log("info", &format!("waiting: {which}"));
             told = which;
         }
         std::thread::sleep(Duration::from_secs(2));
@@ -492,7 +489,7 @@ fn has(host: &Host, plugins_dir: &Path, name: &str) -> Result<bool> {
 fn is_begun(host: &Host) -> Result<bool> {
     Ok(host
         .dir(Path::new(node_json::DIRECTORY))?
-        .is_some_and(|own| own.at(BEGUN).exists()))
+        .is_some_and(|own| own.at(UNINSTALL_MARK).exists()))
 }
 
 /// Fails if the plugins of this node are likely to be elsewhere: there they would stay, without
@@ -542,7 +539,7 @@ fn ask_status(host: &Host, program: &Path, holders: &mut Holders) -> Result<Valu
     // What can be restored without a pod is restored now. What is left, also of one that took too
     // long, is in the status.
     if let Err(error) = host.run_alone(program, &["reap"]) {
-        say("warn", &crate::text::of(&error));
+        log("warn", &crate::text::error_text(&error));
     }
     let said = host.run_alone(program, &["status", "--output", "json"])?;
     let status: Value = serde_json::from_str(&said.stdout)
@@ -679,7 +676,7 @@ fn remove_allocations(host: &Host, paths: &Paths) -> Result<usize> {
             }
             remove_empty(host, parent);
         }
-        others => say(
+        others => log(
             "info",
             &format!(
                 "{} stays, with what {others} other nodes have there",
@@ -692,7 +689,7 @@ fn remove_allocations(host: &Host, paths: &Paths) -> Result<usize> {
 
 /// Removes one of our directories if nothing is left in it. /opt/cni/bin is everybody's.
 fn remove_empty(host: &Host, dir: &Path) {
-    if !dir.ends_with("rail-cni") && !dir.ends_with(KEPT) {
+    if !dir.ends_with("rail-cni") && !dir.ends_with(EXECUTABLES_DIR) {
         return;
     }
     let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else {

@@ -30,7 +30,7 @@ pub const HEALTHY: &str = "Healthy";
 /// The same of one that none may get.
 pub const UNHEALTHY: &str = "Unhealthy";
 /// The largest request: gRPC's own limit.
-const LARGEST: usize = 4 << 20;
+const MAX_MESSAGE_BYTES: usize = 4 << 20;
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const STATUS: &str = "grpc-status";
 const MESSAGE: &str = "grpc-message";
@@ -234,7 +234,7 @@ pub async fn register(socket: &Path, endpoint: &str, resource: &str) -> Result<(
         .header(TE, "trailers")
         .body(Full::new(framed(&registration)))?;
     let (head, body) = kubelet.send_request(request).await?.into_parts();
-    let body = Limited::new(body, LARGEST)
+    let body = Limited::new(body, MAX_MESSAGE_BYTES)
         .collect()
         .await
         .map_err(|error| anyhow::anyhow!(error))?;
@@ -310,7 +310,7 @@ async fn asked(request: Request<Incoming>) -> Result<Option<Asked>, Refusal> {
         )
     };
     let (head, body) = request.into_parts();
-    let body = Limited::new(body, LARGEST)
+    let body = Limited::new(body, MAX_MESSAGE_BYTES)
         .collect()
         .await
         .map_err(|error| malformed(error.to_string()))?;
@@ -418,7 +418,7 @@ mod tests {
 
     #[test]
     fn the_kubelet_is_answered_and_told_of_changes_on_one_connection() {
-        crate::api::runtime().unwrap().block_on(async {
+        crate::runtime::runtime().unwrap().block_on(async {
             let (ours, theirs) = UnixStream::pair().unwrap();
             let device = |id: &str| Device {
                 id: id.to_owned(),
@@ -503,7 +503,7 @@ mod tests {
 
     #[test]
     fn a_resource_is_registered_or_the_kubelet_says_why_not() {
-        crate::api::runtime().unwrap().block_on(async {
+        crate::runtime::runtime().unwrap().block_on(async {
             let temp = tempfile::tempdir().unwrap();
             let socket = temp.path().join(KUBELET);
             assert!(

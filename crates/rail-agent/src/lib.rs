@@ -1,6 +1,19 @@
 //! rail-agent: brings rail-cni to the nodes of a Kubernetes cluster. It installs the plugins, keeps
 //! node.json and the plan of each node as the cluster says, and shows the rails to the cluster:
 //! labels, conditions, Events and metrics. No pod's start waits for it.
+//!
+//! | module | content |
+//! | --- | --- |
+//! | `run` | the agent's loop; begin here |
+//! | `install` | installs and removes the executables |
+//! | `watch`, `api`, `node`, `events`, `rollout`, `claims` | Kubernetes: watched objects, requests, the Node, Events, rollouts, resource claims |
+//! | `serve`, `metrics` | /metrics |
+//! | `ready`, `refusals`, `preflight`, `cables`, `revision`, `place` | verdicts and labels: readiness, refused pods, tested rails, cables, versions, place in the fabric |
+//! | `devices`, `kubelet`, `dranet` | the kubelet's device plugin API, DRANET's profile provider |
+//! | `node_json`, `held`, `calls`, `alive`, `lock` | files on the host: node.json, records of pods, calls of the plugins, the agent's own |
+//! | `report` | the JSON of railctl |
+//! | `host` | files and programs of the host |
+//! | `text`, `runtime` | log lines, the asynchronous runtime |
 
 mod alive;
 mod api;
@@ -9,11 +22,14 @@ mod calls;
 mod claims;
 mod devices;
 mod dranet;
+mod events;
 mod held;
 mod host;
 mod install;
 mod kubelet;
+mod lock;
 mod metrics;
+mod node;
 mod node_json;
 mod place;
 mod preflight;
@@ -23,6 +39,7 @@ mod report;
 mod revision;
 mod rollout;
 mod run;
+mod runtime;
 mod serve;
 mod text;
 mod watch;
@@ -96,7 +113,7 @@ pub fn run() -> ExitCode {
         Command::Uninstall(args) => install::uninstall(&args),
     };
     done.unwrap_or_else(|error| {
-        text::say("error", &text::of(&error));
+        text::log("error", &text::error_text(&error));
         ExitCode::FAILURE
     })
 }

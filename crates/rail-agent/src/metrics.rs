@@ -170,7 +170,7 @@ const MOST_COUNTERS: usize = 20;
 /// Functions of a rail whose RDMA is counted, counters of each, and pods.
 const MOST_FUNCTIONS: usize = 64;
 const MOST_RDMA_COUNTERS: usize = 40;
-const MOST_PODS: usize = 512;
+const MAX_PODS: usize = 512;
 /// The most codes that get a label of their own.
 const MOST_SERIES: usize = 200;
 
@@ -479,7 +479,7 @@ impl Page {
                 pods.insert((rail, one.pf.as_deref().unwrap_or_default(), namespace, pod));
             }
         }
-        for (rail, pf, namespace, pod) in pods.iter().take(MOST_PODS) {
+        for (rail, pf, namespace, pod) in pods.iter().take(MAX_PODS) {
             let labels = [
                 ("rail", rail.as_str()),
                 ("pf", pf),

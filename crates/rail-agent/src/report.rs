@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::host::Said;
+use crate::host::ProgramOutput;
 
 /// `railctl vfs --output json`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -294,7 +294,7 @@ pub struct Obstacle {
 
 impl Refused {
     /// What a command that failed has printed. One that was killed has printed nothing.
-    pub fn of(said: &Said) -> Refused {
+    pub fn of(said: &ProgramOutput) -> Refused {
         #[derive(Deserialize)]
         struct Answer {
             refused: Refused,

@@ -1,17 +1,23 @@
 //! A new node.json or plan goes to a share of the nodes: each finds out for itself whether that
 //! includes it.
 
-use k8s_openapi::api::core::v1::{ConfigMap, Node};
-use kube::ResourceExt as _;
-use rail_cni::files::hash;
+use std::collections::BTreeMap;
 
-use crate::api;
+use anyhow::Result;
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use kube::api::{Api, Patch, PatchParams};
+use kube::{Client, ResourceExt as _};
+use rail_cni::files::hash;
+use serde_json::json;
+
+use crate::api::{NAME, within};
+use crate::node;
 use crate::report::Show;
 
 /// The annotation of the ConfigMap with the share; without it, all nodes have everything at once.
-pub const PERCENT: &str = "rail-cni/rollout-percent";
+const PERCENT: &str = "rail-cni/rollout-percent";
 /// The annotation of the ConfigMap with the node that stopped the rollout.
-pub const PAUSED: &str = "rail-cni/rollout-paused";
+const PAUSED: &str = "rail-cni/rollout-paused";
 /// The label of nodes that are of every share, also of a rollout that is paused.
 const FIRST: &str = "rail-cni/rollout-first";
 
@@ -19,7 +25,7 @@ const FIRST: &str = "rail-cni/rollout-first";
 /// says.
 pub fn waits(map: &ConfigMap, name: &str, node: Option<&Node>) -> Option<String> {
     let percent = map.annotations().get(PERCENT)?;
-    if node.is_some_and(|node| api::label(node, FIRST).is_some()) {
+    if node.is_some_and(|node| node::label(node, FIRST).is_some()) {
         return None;
     }
     if let Some(by) = map.annotations().get(PAUSED) {
@@ -44,6 +50,21 @@ pub fn waits(map: &ConfigMap, name: &str, node: Option<&Node>) -> Option<String>
 /// Whether there is a rollout that nobody has stopped.
 pub fn can_pause(map: &ConfigMap) -> bool {
     map.annotations().contains_key(PERCENT) && !map.annotations().contains_key(PAUSED)
+}
+
+/// Pauses the rollout in the name of this node, unless the ConfigMap has changed meanwhile.
+pub async fn pause(client: &Client, map: &ConfigMap, node: &str) -> Result<()> {
+    let (name, namespace) = (map.name_any(), map.namespace().unwrap_or_default());
+    let annotations = BTreeMap::from([(PAUSED, node)]);
+    let change = json!({"metadata": {"annotations": annotations, "resourceVersion": map.metadata.resource_version}});
+    let params = PatchParams {
+        field_manager: Some(NAME.to_owned()),
+        ..PatchParams::default()
+    };
+    let maps = Api::<ConfigMap>::namespaced(client.clone(), &namespace);
+    within(maps.patch(&name, &params, &Patch::Merge(change)))
+        .await
+        .map(drop)
 }
 
 /// The hundredth of the nodes in which this one is, from 1. All versions agree on it.

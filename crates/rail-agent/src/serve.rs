@@ -26,7 +26,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::metrics::Metrics;
-use crate::text::{of, say};
+use crate::text::{error_text, log};
 
 /// The most connections at a time, and the longest one: a scrape takes milliseconds.
 const CONNECTIONS: usize = 64;
@@ -108,7 +108,7 @@ pub fn serve(address: SocketAddr, secret: Option<&Path>, shared: Shared) -> Resu
         let listener = loop {
             match TcpListener::bind(address).await {
                 Ok(listener) => break listener,
-                Err(error) if !is_told => say(
+                Err(error) if !is_told => log(
                     "warn",
                     &format!("cannot listen at {address}, so there are no metrics: {error}"),
                 ),
@@ -150,7 +150,7 @@ async fn connection(stream: TcpStream, access: Access, shared: Shared) {
                 http(stream, Some(&secret.token), &shared).await;
             }
         }
-        Err(error) => say("warn", &of(&error)),
+        Err(error) => log("warn", &error_text(&error)),
     }
 }
 

@@ -5,10 +5,10 @@ use std::io::Write as _;
 use k8s_openapi::jiff::Timestamp;
 
 /// The longest text that is put into a condition, an Event or a line of the log, in bytes.
-const LONGEST: usize = 900;
+const MAX_BYTES: usize = 900;
 
 /// Writes a line to stderr, which the runtime keeps: time, level, message.
-pub fn say(level: &str, message: &str) {
+pub fn log(level: &str, message: &str) {
     let now = Timestamp::now();
     let _ = writeln!(
         std::io::stderr().lock(),
@@ -29,8 +29,8 @@ pub fn clean(text: &str) -> String {
         .map(|c| if is_unsafe(c) { ' ' } else { c })
         .collect();
     let mut clean = text.trim().to_owned();
-    if clean.len() > LONGEST {
-        let end = (0..=LONGEST)
+    if clean.len() > MAX_BYTES {
+        let end = (0..=MAX_BYTES)
             .rev()
             .find(|end| clean.is_char_boundary(*end))
             .unwrap_or(0);
@@ -41,7 +41,7 @@ pub fn clean(text: &str) -> String {
 }
 
 /// Turns an error and its causes into one line.
-pub fn of(error: &anyhow::Error) -> String {
+pub fn error_text(error: &anyhow::Error) -> String {
     clean(&format!("{error:#}"))
 }
 
@@ -54,7 +54,7 @@ mod tests {
         assert_eq!(clean(" a\nb\x1b[2Jc\u{202e}\u{2066}\u{9b} "), "a b [2Jc");
         let long = clean(&"é".repeat(1000));
         assert!(
-            long.len() <= LONGEST + '…'.len_utf8() && long.ends_with("é…"),
+            long.len() <= MAX_BYTES + '…'.len_utf8() && long.ends_with("é…"),
             "{}",
             long.len()
         );

@@ -15,9 +15,9 @@ use serde_json::json;
 use tokio::sync::watch::{Receiver, Sender, channel};
 
 use crate::api::explained;
-use crate::run::jittered;
+use crate::runtime::jittered;
 use crate::serve::Shared;
-use crate::text::say;
+use crate::text::log;
 
 /// What is known of a kind of objects.
 #[derive(Clone, Debug)]
@@ -54,14 +54,14 @@ impl<V> Seen<V> {
 
 /// An error that stays the same is told again after this time, and what was too large is read
 /// again.
-const AGAIN: Duration = Duration::from_secs(600);
+const REREAD_INTERVAL: Duration = Duration::from_secs(600);
 /// The most text that is kept of all objects of a kind. The CIDRPools of 8,192 nodes with 8 rails
 /// are 5.5 MiB, and twice as much with `status.allocations`; the memory of the agent, and of the
 /// railctl that it starts, is 512 MiB.
-pub const LARGEST: usize = 16 << 20;
+pub const MAX_POOL_BYTES: usize = 16 << 20;
 /// Objects in an answer: one of them can have 1.5 MB of text, and while it is read it takes many
 /// times as much.
-const PAGE: u32 = 10;
+const POOLS_PER_PAGE: u32 = 10;
 
 /// Watches the ConfigMap `name`.
 pub fn config_map(
@@ -129,7 +129,7 @@ pub fn cidr_pools(
     };
     follow(
         api,
-        watcher::Config::default().page_size(PAGE),
+        watcher::Config::default().page_size(POOLS_PER_PAGE),
         what,
         keep,
         shared,
@@ -178,7 +178,7 @@ where
     tokio::spawn(async move {
         loop {
             follow_until_too_large(&api, &config, &what, keep, &shared, &sender).await;
-            tokio::time::sleep(jittered(AGAIN)).await;
+            tokio::time::sleep(jittered(REREAD_INTERVAL)).await;
         }
     });
     receiver
@@ -195,7 +195,7 @@ async fn follow_until_too_large<K, V>(
     K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
 {
-    let mut objects = Objects::new(keep, LARGEST);
+    let mut objects = Objects::new(keep, MAX_POOL_BYTES);
     let mut told: Option<(String, Instant)> = None;
     let mut stream =
         std::pin::pin!(watcher::watcher(api.clone(), config.clone()).default_backoff());
@@ -204,7 +204,7 @@ async fn follow_until_too_large<K, V>(
         match event {
             Ok(event) => {
                 if told.take().is_some() {
-                    say(
+                    log(
                         "info",
                         &format!("the API server answers again about {what}"),
                     );
@@ -215,9 +215,9 @@ async fn follow_until_too_large<K, V>(
                         drop(sender.send_replace(Seen::All(objects.all.by_name.clone())))
                     }
                     Change::TooLarge => {
-                        say(
+                        log(
                             "warn",
-                            &format!("{what} have more than {} MiB of text", LARGEST >> 20),
+                            &format!("{what} have more than {} MiB of text", MAX_POOL_BYTES >> 20),
                         );
                         sender.send_replace(Seen::TooLarge);
                         return;
@@ -239,9 +239,9 @@ async fn follow_until_too_large<K, V>(
                 });
                 if told
                     .as_ref()
-                    .is_none_or(|(old, then)| *old != text || then.elapsed() >= AGAIN)
+                    .is_none_or(|(old, then)| *old != text || then.elapsed() >= REREAD_INTERVAL)
                 {
-                    say(
+                    log(
                         "warn",
                         &format!("cannot read {what}, what is on this node stays as it is: {text}"),
                     );
@@ -354,7 +354,7 @@ mod tests {
         // The kernel takes the connection, and nobody answers.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = silent.local_addr().unwrap();
-        crate::api::runtime().unwrap().block_on(async {
+        crate::runtime::runtime().unwrap().block_on(async {
             let config = kube::Config::new(format!("http://{address}").parse().unwrap());
             let client = crate::api::connect(config, Duration::from_millis(100)).unwrap();
             let shared = Shared::default();
@@ -432,7 +432,7 @@ mod tests {
 
     #[test]
     fn of_a_pool_only_what_rail_ipam_reads_is_kept() {
-        let mut objects = pools(LARGEST);
+        let mut objects = pools(MAX_POOL_BYTES);
         objects.apply(Event::Apply(pool(
             "a",
             json!({"spec": {"cidr": "172.16.0.0/15"}}),
@@ -491,7 +491,10 @@ mod tests {
             "routes": [{"dst": "172.16.0.0/15"}], "staticAllocations": all});
         let size = |more| manifest(pool("rail-0", more)).len() * 8;
         let planned = size(json!({"spec": spec}));
-        assert!(planned > 5 << 20 && planned * 5 / 2 < LARGEST, "{planned}");
-        assert!(size(json!({"spec": spec, "status": {"allocations": all}})) < LARGEST);
+        assert!(
+            planned > 5 << 20 && planned * 5 / 2 < MAX_POOL_BYTES,
+            "{planned}"
+        );
+        assert!(size(json!({"spec": spec, "status": {"allocations": all}})) < MAX_POOL_BYTES);
     }
 }
