@@ -6,8 +6,18 @@
 //! busy driver refuses is made again for a while. Attributes that this crate does not know are kept
 //! where something is saved and set again.
 //!
-//! A socket stays in the namespace in which it was opened. Whoever opens one on the host and one in
-//! the pod needs no further setns.
+//! A socket stays in the namespace in which it was opened: one opened on the host and one in the pod
+//! need no further setns.
+//!
+//! | module | content |
+//! | --- | --- |
+//! | [`link`] | netdevs |
+//! | [`address`], [`route`], [`rule`], [`neighbour`] | IP |
+//! | [`vf`], [`stacked`], [`tunables`], [`devconf`] | settings of VFs, netdevs on others, settings of netdevs, sysctls of an interface |
+//! | [`filter`], [`dcb`] | traffic filters, priorities |
+//! | [`rdma`], [`devlink`], [`ethtool`] | RDMA devices, devlink, ethtool |
+//! | `generic` | generic netlink, for the families of devlink and ethtool |
+//! | [`saved`] | addresses and routes of a netdev that are saved and restored |
 //!
 //! ```
 //! use rail_netlink::{Socket, link};
