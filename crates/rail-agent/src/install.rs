@@ -68,8 +68,6 @@ pub struct UninstallArgs {
     /// Node whose labels and conditions to remove too; without it, the API server is not contacted
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     pub node: Option<String>,
-    #[command(flatten)]
-    pub names: node::Names,
     /// How long to wait for the last pod with rails to end, in seconds; 0: refuse while there is
     /// one
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
@@ -375,7 +373,7 @@ pub fn uninstall(args: &UninstallArgs) -> Result<ExitCode> {
         &format!("{removed} files and directories of rail-cni were removed from the host"),
     );
     if let Some(node) = &args.node {
-        node::forget(node, &args.names)?;
+        node::forget(node)?;
     }
     if args.stay {
         log(

@@ -69,7 +69,9 @@ enum Command {
     /// container)
     #[command(
         after_help = "KUBECONFIG or the pod's service account names the API server. While it is \
-            unreachable, the last valid node.json and store stay, and pods start as before."
+            unreachable, the last valid node.json and store stay, and pods start as before. POD_NAME names this \
+            pod for Events and for the lock; without it, the agent is a service of the host, and its end \
+            changes nothing on the Node."
     )]
     Run(Box<run::RunArgs>),
     /// Install rail-cni, rail-ipam and railctl on the host, even while pods start (the DaemonSet's

@@ -18,12 +18,14 @@ use crate::preflight;
 use crate::ready::{self, Condition};
 use crate::runtime::runtime;
 
-/// The names of labels and taints of the Node.
+/// Label that is true while pods with rails can start, else false.
+pub const READY_LABEL: &str = "rail-cni/ready";
+/// Label of the operator with the class of the node: class C has the key node.C.json.
+pub const CLASS_LABEL: &str = "rail-cni/node-class";
+
+/// The names of other labels and of the taint.
 #[derive(Clone, Debug, Args)]
 pub struct Names {
-    /// Label that is true while pods with rails can start, else false; empty: none
-    #[arg(long, value_name = "KEY", default_value = "rail-cni/ready")]
-    pub ready_label: String,
     /// Taint (NoSchedule) for a node whose rails fail or that the plan closes; empty: none
     #[arg(long, value_name = "KEY", default_value = "rail-cni/not-ready")]
     pub taint: String,
@@ -255,18 +257,16 @@ pub fn without(kind: &str) -> Value {
 }
 
 /// Removes the agent's labels and conditions from the Node.
-pub fn forget(name: &str, names: &Names) -> Result<()> {
-    runtime()?.block_on(async { forget_with(&client().await?, name, names).await })
+pub fn forget(name: &str) -> Result<()> {
+    runtime()?.block_on(async { forget_with(&client().await?, name).await })
 }
 
 /// Like [`forget`], with an open client.
-pub async fn forget_with(client: &Client, name: &str, names: &Names) -> Result<()> {
+pub async fn forget_with(client: &Client, name: &str) -> Result<()> {
     let node = within(Api::<Node>::all(client.clone()).get(name)).await?;
     // The taint stays: whether pods with rails can start is unknown.
     let mut change = label_change(&node, &BTreeMap::new()).unwrap_or_else(|| json!({}));
-    if !names.ready_label.is_empty() {
-        change["metadata"]["labels"][&names.ready_label] = Value::Null;
-    }
+    change["metadata"]["labels"][READY_LABEL] = Value::Null;
     change["metadata"]["annotations"][HAD_TAINT] = Value::Null;
     patch(client, name, &change).await?;
     let gone = [ready::READY, ready::CURRENT, preflight::KIND].map(without);

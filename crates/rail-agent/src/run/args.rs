@@ -33,15 +33,9 @@ pub struct RunArgs {
         default_value = "kube-system"
     )]
     pub(super) namespace: String,
-    /// Name of this pod, for Events and for the lock
-    #[arg(long, value_name = "NAME", env = "POD_NAME")]
-    pub(super) pod: Option<String>,
     /// ConfigMap with a node.json per class of nodes, and the fabric file
     #[arg(long, value_name = "NAME", default_value = "rail-cni")]
     pub(super) config_map: String,
-    /// Label of the Node that names its class: the class C has the key node.C.json
-    #[arg(long, value_name = "KEY", default_value = "rail-cni/node-class")]
-    pub(super) class_label: String,
     /// Source of the plan
     #[arg(long, value_enum, value_name = "SOURCE", default_value = "cidrpools")]
     pub(super) plan_from: PlanFrom,
@@ -70,9 +64,6 @@ pub struct RunArgs {
     /// Seconds between inspections of the node
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(super) interval: u64,
-    /// Seconds between runs of `railctl doctor` while no check fails
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
-    pub(super) doctor_interval: u64,
     /// Seconds between runs of `railctl cables`, which listens to the leaves for half a minute; 0:
     /// never
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(0..=86400))]
@@ -83,9 +74,6 @@ pub struct RunArgs {
     /// Seconds for which the rails must fail before the taint is set, or work before it is removed
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=86400))]
     pub(super) taint_after: u64,
-    /// Seconds between runs of `railctl reap`; 0: never
-    #[arg(long, value_name = "SECONDS", default_value_t = 900, value_parser = clap::value_parser!(u64).range(0..=86400))]
-    pub(super) reap_interval: u64,
     /// Serve the kubelet's device plugin API: offer the devices of the rails as this resource, or
     /// for a pattern such as nvidia.com/rail-{rail} as one resource per rail; empty: no resource
     #[arg(long, value_name = "RESOURCE", default_value = "", value_parser = devices::resource)]

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use super::state::{Agent, RETRY_LOOKS, RETRY_MAX_INTERVAL};
 use crate::api;
 use crate::lock;
-use crate::node;
+use crate::node::{self, CLASS_LABEL};
 use crate::node_json;
 use crate::report::Made;
 use crate::rollout;
@@ -80,7 +80,7 @@ impl Agent {
         let Some(node) = &self.node else {
             bail!("the class of this node is not known yet")
         };
-        let class = node::label(node, &self.args.class_label);
+        let class = node::label(node, CLASS_LABEL);
         let (text, paths) = node_json::render(data, class, &self.args.node)?;
         // A node that has none yet takes the new one.
         if self.rollout_hold.is_some() && !node_json::is_missing(&self.host) {
@@ -90,7 +90,7 @@ impl Agent {
         let run_dir = paths.run_dir;
         // Neither the plugins nor the agent could begin. A storeDir that cannot be written refuses
         // the plan alone.
-        let _begun = lock::acquire(&self.host, &run_dir, self.args.pod.as_deref()).with_context(|| {
+        let _begun = lock::acquire(&self.host, &run_dir, self.pod_name.as_deref()).with_context(|| {
             format!(
                 "its runDir {} cannot be used on this node: leave it out, or name a directory that can be \
                     created",

@@ -7,11 +7,15 @@ use rail_cni::pool::store::closed_name;
 
 use super::args::RunArgs;
 use super::state::Agent;
+use crate::node::CLASS_LABEL;
 use crate::node_json::{self, Paths};
 use crate::ready;
 use crate::report::Doctor;
 use crate::runtime::jittered;
 use crate::text::{clean, error_text};
+
+/// Time between runs of the doctor on a ready node.
+const DOCTOR_INTERVAL: Duration = Duration::from_secs(300);
 
 impl Agent {
     /// Decides whether the node is ready. Runs the doctor when it is due.
@@ -25,11 +29,11 @@ impl Agent {
             let is_ready = self.doctor.as_ref().is_ok_and(|doctor| doctor.ready);
             // A node that is not ready is checked in each pass.
             let again = if is_ready {
-                self.args.doctor_interval
+                DOCTOR_INTERVAL
             } else {
-                self.args.interval
+                Duration::from_secs(self.args.interval)
             };
-            self.doctor_due = Instant::now() + jittered(Duration::from_secs(again));
+            self.doctor_due = Instant::now() + jittered(again);
         }
         let condition = match node_json::is_missing(&self.host) {
             true => {
@@ -38,13 +42,12 @@ impl Agent {
                     .get("node.json")
                     .map_or("the API server did not answer yet", String::as_str);
                 let RunArgs {
-                    class_label,
                     config_map,
                     namespace,
                     ..
                 } = &self.args;
                 ready::without_node_json(&format!(
-                    "{why}; label the node with its class ({class_label}=CLASS), and give the ConfigMap \
+                    "{why}; label the node with its class ({CLASS_LABEL}=CLASS), and give the ConfigMap \
                      {namespace}/{config_map} the key node.CLASS.json; without the label it is node.json"
                 ))
             }

@@ -56,7 +56,10 @@ const SCHEDULING_DELAY: Duration = Duration::from_secs(1);
 pub fn run(args: RunArgs) -> Result<ExitCode> {
     let host = Host::open()?;
     let paths = Paths::of(&host)?;
-    let pod = args.pod.as_deref();
+    let pod_name = std::env::var("POD_NAME")
+        .ok()
+        .filter(|name| !name.is_empty());
+    let pod = pod_name.as_deref();
     let (path, begun) = match lock::acquire(&host, &paths.run_dir, pod) {
         // Only this agent can correct a node.json whose runDir cannot be created.
         Err(error) if paths.run_dir != NodeJson::default().run_dir => {
@@ -83,7 +86,7 @@ pub fn run(args: RunArgs) -> Result<ExitCode> {
         if args.dranet {
             dranet::serve(Host::open()?, path, &args.plugins_dir)?;
         }
-        let mut agent = Agent::new(args, host, run_dir, alive, tail).await?;
+        let mut agent = Agent::new(args, pod_name, host, run_dir, alive, tail).await?;
         tokio::select! {
             never = agent.run() => return never,
             stopped = stopped() => stopped?,
@@ -128,7 +131,7 @@ impl Agent {
         self.apply_plan().await;
         self.inspect().await;
         self.offer_devices().await;
-        if self.reap_due.is_some_and(|due| Instant::now() >= due) {
+        if Instant::now() >= self.reap_due {
             self.reap().await;
         }
         if self.args.dranet && Instant::now() >= self.claims_due {
@@ -195,7 +198,7 @@ impl Agent {
             return Ok(());
         }
         // Where no agent can begin, this one stays, and waits for another node.json.
-        if lock::acquire(&self.host, &paths.run_dir, self.args.pod.as_deref()).is_err() {
+        if lock::acquire(&self.host, &paths.run_dir, self.pod_name.as_deref()).is_err() {
             return Ok(());
         }
         for name in [crate::calls::NAME, alive::NAME, lock::LOCK] {
@@ -214,17 +217,16 @@ impl Agent {
             node,
             namespace,
             daemon_set,
-            pod,
             names,
             ..
         } = &self.args;
         // A service of the host, which is started again by hand.
-        if pod.is_none() {
+        if self.pod_name.is_none() {
             return;
         }
         let leave = async {
             if node::is_removed(&self.client, namespace, daemon_set, self.node.as_ref()).await? {
-                node::forget_with(&self.client, node, names).await?;
+                node::forget_with(&self.client, node).await?;
                 log(
                     "info",
                     "no agent will take over this node: removed the labels and conditions of the Node",

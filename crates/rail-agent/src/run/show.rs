@@ -8,7 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::state::Agent;
-use crate::node;
+use crate::node::{self, READY_LABEL};
 use crate::place;
 use crate::preflight;
 use crate::ready::{self, Condition, Grounds, Plan};
@@ -88,16 +88,11 @@ impl Agent {
         labels.extend(self.revision.labels(&node::own_labels(node)));
         labels.retain(|key, _| !node::is_foreign(node, key));
         let may_open = ready::may_open(&self.plan, self.is_named, show.as_ref());
-        if !names.ready_label.is_empty() {
-            // An agent that begins while there is no plan that it could judge takes no node away
-            // from pods.
-            let is_unjudged = ready::is_unknown(&self.plan) || self.is_named.is_none();
-            let is_open = is_unjudged && node::label(node, &names.ready_label) == Some("true");
-            labels.insert(
-                names.ready_label.clone(),
-                (is_ready && (may_open || is_open)).to_string(),
-            );
-        }
+        // A new agent without a plan to judge keeps an open node open.
+        let is_unjudged = ready::is_unknown(&self.plan) || self.is_named.is_none();
+        let is_open = is_unjudged && node::label(node, READY_LABEL) == Some("true");
+        let is_labelled_ready = is_ready && (may_open || is_open);
+        labels.insert(READY_LABEL.to_owned(), is_labelled_ready.to_string());
         let taint = match names.taint.as_str() {
             "" => ready::Taint::Keep,
             key => {

@@ -39,6 +39,8 @@ const MAX_QUEUED_EVENTS: usize = 256;
 /// The state of `rail-agent run`.
 pub(super) struct Agent {
     pub(super) args: RunArgs,
+    /// The name of this pod; `None` as a service of the host.
+    pub(super) pod_name: Option<String>,
     pub(super) host: Host,
     /// Has the lock and the file of calls.
     pub(super) run_dir: HostDir,
@@ -89,7 +91,7 @@ pub(super) struct Agent {
     pub(super) closed_reason: Option<String>,
     /// The result of the last pass.
     pub(super) ready: Condition,
-    pub(super) reap_due: Option<Instant>,
+    pub(super) reap_due: Instant,
     pub(super) preflight_due: Option<Instant>,
     pub(super) claims_due: Instant,
     pub(super) steady: Steady,
@@ -107,6 +109,7 @@ pub(super) struct Agent {
 impl Agent {
     pub(super) async fn new(
         args: RunArgs,
+        pod_name: Option<String>,
         host: Host,
         run_dir: HostDir,
         alive: Alive,
@@ -117,7 +120,7 @@ impl Agent {
         shared.with(|metrics| metrics.names_pods = args.metrics_pods);
         serve::serve(args.listen, args.metrics_secret.as_deref(), shared.clone())?;
         let (notices, waiting) = mpsc::channel(MAX_QUEUED_EVENTS);
-        let events = Events::new(client.clone(), &args.node, args.pod.as_deref());
+        let events = Events::new(client.clone(), &args.node, pod_name.as_deref());
         tokio::spawn(send_events(events, waiting, shared.clone()));
         let uids = Uids::default();
         tokio::spawn(read_calls(
@@ -158,9 +161,10 @@ impl Agent {
             cables,
             // At once: an agent that starts anew before the interval has passed would otherwise
             // never reap.
-            reap_due: (args.reap_interval != 0).then_some(now),
+            reap_due: now,
             preflight_due: (args.preflight_interval != 0).then_some(now),
             args,
+            pod_name,
             host,
             run_dir,
             alive,

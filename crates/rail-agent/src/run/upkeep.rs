@@ -13,11 +13,13 @@ use crate::report::{Attachment, Preflight};
 use crate::runtime::jittered;
 use crate::text::{error_text, log};
 
+/// Time between runs of `railctl reap`.
+const REAP_INTERVAL: Duration = Duration::from_secs(900);
+
 impl Agent {
     /// Restores the leftovers of lost DELs.
     pub(super) async fn reap(&mut self) {
-        let interval = Duration::from_secs(self.args.reap_interval);
-        self.reap_due = Some(Instant::now() + jittered(interval));
+        self.reap_due = Instant::now() + jittered(REAP_INTERVAL);
         match self.railctl_json::<Value>(&["reap"]).await {
             Ok(report) => {
                 let length = |key: &str| report[key].as_array().map_or(0, Vec::len);

@@ -547,7 +547,7 @@ fn every_value_of_the_chart_is_described() {
 /// Each value with another one than the default, and what shows it.
 const CHANGES: [(&str, &str, &str); 30] = [
     ("affinity", "null", ""),
-    ("args", r#"["--reap-interval=7"]"#, "--reap-interval=7"),
+    ("args", r#"["--claim-interval=7"]"#, "--claim-interval=7"),
     (
         "cidrpoolsNamespace",
         r#""ours""#,

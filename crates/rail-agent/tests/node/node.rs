@@ -313,7 +313,7 @@ impl Running {
             "agent-{}",
             fs::read_dir("/var/log").unwrap().count()
         ));
-        let arguments = ["run", "--node", NAME, "--pod", "rail-agent-x"];
+        let arguments = ["run", "--node", NAME];
         let interval: &[&str] = if more.contains(&"--interval") {
             &[]
         } else {
@@ -321,6 +321,7 @@ impl Running {
         };
         let child = in_container(&[&[AGENT], &arguments[..], interval, more].concat())
             .env("KUBECONFIG", kubeconfig)
+            .env("POD_NAME", "rail-agent-x")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(fs::File::create(&log).unwrap())

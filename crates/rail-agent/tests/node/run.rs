@@ -1366,19 +1366,6 @@ fn rails_are_tried_on_a_schedule_while_no_pod_has_one() {
 }
 
 #[test]
-fn what_lost_dels_left_is_restored_on_a_schedule() {
-    on_a_node("run::what_lost_dels_left_is_restored_on_a_schedule", || {
-        let (_api, agent) = ready(&["--reap-interval", "1"]);
-        start_pod("pod-a", 0);
-        sh("ip netns del pod-a");
-        agent.until("reaped", || {
-            served("/metrics").contains("rail_cni_reaped_total 1")
-        });
-        assert!(sh("/opt/cni/bin/railctl status --output json").contains("\"attachments\": []"));
-    });
-}
-
-#[test]
 fn what_was_left_before_the_agent_began_is_restored_at_once() {
     on_a_node(
         "run::what_was_left_before_the_agent_began_is_restored_at_once",
@@ -1804,19 +1791,12 @@ fn the_labels_say_leaf_and_su_of_a_fabric_file_and_names_are_configurable() {
             leafName: leaf-su{su+1:02}-r{rail+1}\nleafPort: swp{host+1}\n";
             api.put(
                 CONFIG_MAP,
-                config_map(&json!({"node.json": node_json().to_string(), "fabric.yaml": fabric})),
+                config_map(
+                    &json!({"node.dgx.json": node_json().to_string(), "fabric.yaml": fabric}),
+                ),
             );
             install();
-            let names = [
-                "--class-label",
-                "",
-                "--tier-label",
-                "ours/tier{tier}",
-                "--ready-label",
-                "ours/ready",
-                "--taint",
-                "",
-            ];
+            let names = ["--tier-label", "ours/tier{tier}", "--taint", ""];
             let agent =
                 Running::start(&api, &[&["--plan-from", "config-map"], &names[..]].concat());
             agent.until("the labels", || {
@@ -1824,14 +1804,16 @@ fn the_labels_say_leaf_and_su_of_a_fabric_file_and_names_are_configurable() {
                 labels["ours/tier1"] == "leaf-su01-r1"
                     && labels["ours/tier2"] == "su0"
                     && labels["ours/tier3"].is_null()
-                    && labels["ours/ready"] == "true"
+                    && labels["rail-cni/ready"] == "true"
             });
             // A plan that has this node elsewhere takes its labels along.
             let moved = fabric.replace("nodeName: worker-gpu-{node}", "nodeName: other-{node}")
                 + "nodes:\n- {name: worker-gpu-0, su: 1, host: 0}\n";
             api.put(
                 CONFIG_MAP,
-                config_map(&json!({"node.json": node_json().to_string(), "fabric.yaml": moved})),
+                config_map(
+                    &json!({"node.dgx.json": node_json().to_string(), "fabric.yaml": moved}),
+                ),
             );
             agent.until("the other SU", || {
                 let labels = api.get(NODE)["metadata"]["labels"].clone();
@@ -1839,7 +1821,9 @@ fn the_labels_say_leaf_and_su_of_a_fabric_file_and_names_are_configurable() {
             });
             api.put(
                 CONFIG_MAP,
-                config_map(&json!({"node.json": node_json().to_string(), "fabric.yaml": fabric})),
+                config_map(
+                    &json!({"node.dgx.json": node_json().to_string(), "fabric.yaml": fabric}),
+                ),
             );
             agent.until("back again", || {
                 api.get(NODE)["metadata"]["labels"]["ours/tier2"] == "su0"
