@@ -2,6 +2,11 @@
 //! a case and hands over the text; `RAIL_GOLDEN=write` writes what it gets instead of comparing it.
 //! What has to be true of a text, its code, a name or an address in it, is the test's to assert: a
 //! file that is rewritten asserts nothing.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "only tests call it, and a panic is how they fail"
+)]
 
 use std::collections::BTreeMap;
 use std::fmt::Display;

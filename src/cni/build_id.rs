@@ -118,7 +118,9 @@ mod tests {
     fn elf(notes: &[(u32, &[u8], &[u8])]) -> Vec<u8> {
         let mut segment = Vec::new();
         for (kind, owner, content) in notes {
-            for word in [owner.len() as u32, content.len() as u32, *kind] {
+            let owner_length = u32::try_from(owner.len()).unwrap();
+            let content_length = u32::try_from(content.len()).unwrap();
+            for word in [owner_length, content_length, *kind] {
                 segment.extend(word.to_le_bytes());
             }
             for part in [owner, content] {

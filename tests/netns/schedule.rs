@@ -151,10 +151,7 @@ impl Last {
             number
                 if OWN.contains(&number)
                     || tracer::is_inward(number)
-                    || PAUSES.contains(&number) =>
-            {
-                ()
-            }
+                    || PAUSES.contains(&number) => {}
             _ => self.lock = None,
         }
         self.call = point.number;

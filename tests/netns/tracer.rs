@@ -311,7 +311,6 @@ pub fn follow_but(harmless: &[i64], first: Pid, mut fate: impl FnMut(Point) -> F
                 match entered(pid) {
                     None => meddling.leave(pid),
                     Some(point) if !started || meddling.is_decided(&point) || !is_swept(&point) => {
-                        ()
                     }
                     Some(point) => {
                         calls += 1;

@@ -39,9 +39,7 @@ pub fn neighbour(link: &Link, deadline: Instant) -> Result<Heard> {
                 Ok(None) => (),
                 Err(why) => unread = Some(why),
             },
-            Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Interrupted) => {
-                ()
-            }
+            Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
             Err(error) => return Ok(Heard::Lost(error.to_string())),
         }
     }
