@@ -16,7 +16,7 @@
 //! | [`node`] | node.json, the only source of paths, and whether the run directory is the host's |
 //! | [`cni`] | the protocol: [`cni::main`] runs a plugin's process, [`cni::Plugin`] has its verbs; environment,
 //! keys, results, calls of other plugins |
-//! | `neighbours` | ARP and neighbour discovery in a pod |
+//! | [`neighbours`] | ARP and neighbour discovery in a pod |
 //! | [`every_netns`] | all network namespaces of the node, one after the other |
 //! | [`netns`] | one network namespace: opening, entering and comparing it, and whether it is alive |
 //! | [`sysfs`] | PCI functions, PFs and VFs, auxiliary devices |
@@ -44,7 +44,7 @@ pub mod files;
 pub mod ipam;
 pub mod log;
 pub mod nearest;
-mod neighbours;
+pub mod neighbours;
 pub mod netconf;
 pub mod netns;
 pub mod node;

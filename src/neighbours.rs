@@ -1,6 +1,7 @@
 //! Asks neighbours through a link of a pod: the kernel does so by ARP or neighbour discovery, and
 //! the answer appears in its neighbour table.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddrV6, UdpSocket};
 use std::thread::sleep;
@@ -179,4 +180,25 @@ impl Neighbour {
         }
         neighbour::ask(pod, link.index, self.address)
     }
+}
+
+/// Asks for the rail's own IPv4 addresses where no gateway of IPv4 is asked: as a gratuitous ARP,
+/// the question itself tells the leaf which MAC has the address.
+pub fn announce_ipv4(link: &Link, addresses: &[IpNet], gateways: &[IpAddr], pod: &mut Socket) {
+    if gateways.is_empty() || gateways.iter().any(IpAddr::is_ipv4) {
+        return;
+    }
+    for address in addresses.iter().map(IpNet::addr).filter(IpAddr::is_ipv4) {
+        if let Err(error) = neighbour::ask(pod, link.index, address) {
+            log::warn!("{error:#}");
+        }
+    }
+}
+
+/// The gateways in order, each once.
+pub fn sorted(gateways: impl Iterator<Item = IpAddr>) -> Vec<IpAddr> {
+    let all: BTreeSet<_> = gateways
+        .filter(|gateway| !gateway.is_unspecified())
+        .collect();
+    all.into_iter().collect()
 }

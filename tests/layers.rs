@@ -224,10 +224,30 @@ fn paths(text: &str) -> Vec<String> {
 /// What is above uses what is below.
 #[test]
 fn the_files_of_attach_are_in_an_order() {
-    const ORDER: [&str; 21] = [
-        "del", "check", "chained", "add", "claim", "rebuild", "pending", "undo", "state", "planes",
-        "records", "format", "record", "steps", "started", "ipam", "context", "locate", "locks",
-        "owner", "",
+    const ORDER: [&str; 23] = [
+        "del",
+        "check",
+        "chained",
+        "add",
+        "attaching",
+        "claim",
+        "heal",
+        "rebuild",
+        "pending",
+        "undo",
+        "state",
+        "planes",
+        "records",
+        "record",
+        "steps",
+        "step",
+        "started",
+        "ipam",
+        "context",
+        "locate",
+        "locks",
+        "owner",
+        "",
     ];
     let mut uses = BTreeMap::new();
     for (name, used) in uses_in("src") {

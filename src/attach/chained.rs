@@ -6,20 +6,17 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::add::{Attaching, Making, new_owner};
+use super::attaching::{Attaching, OtherRecords, Subject, new_owner};
 use super::context::Cx;
+use super::heal;
 use super::locate::Place;
+use super::locks::DeviceLock;
 use super::owner::{Key, Part};
-use super::record::Record;
+use super::pending;
 use super::records::Records;
 use super::started::started;
-use super::steps::gids::Gids;
-use super::steps::rail::Rail;
-use super::steps::{Change, rdma};
-use super::{claim, pending};
 use crate::cni::{AddResult, Attachment, Network};
-use crate::device;
-use crate::device::info;
+use crate::device::{self, Device};
 use crate::netconf::{self, NetConf, Outline};
 use crate::netns::{Netns, Pod};
 use crate::node::Node;
@@ -67,8 +64,9 @@ pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<Ad
         );
     }
     let mut host = Socket::open()?;
-    claim::recover_own(&records, &key, &node, &mut host)?;
-    claim::recover_rdma_name(&conf, &key, &records, &node)?;
+    let listed = records.list()?;
+    heal::own_attachment(&records, &listed, &key, &node, &mut host)?;
+    heal::rdma_name(&conf, &key, &records, &node)?;
     watchdog::step(|| "finding the RDMA device".to_owned());
     let device = device::without_netdev(
         device::behind(&attachment.ifname, &netns, &conf, &node)?,
@@ -80,61 +78,48 @@ pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<Ad
         .or_else(|| device::allowed::rail_of(&device, &node));
     calls::rail(conf.rail);
     let owner = new_owner(network, &key, path, &conf, &device)?;
-    let function = device.function().cloned();
-    let (facts, place, pod) = (
-        Default::default(),
-        Place::UserSpace,
-        Some(Pod::open(netns)?),
-    );
-    let cx = Cx {
-        node: &node,
-        locks: &records.locks,
-        owner,
-        facts,
-        host,
-        pod,
-        function,
-        place,
-        is_anew: false,
+    let mut cx = Cx::new(owner, Place::UserSpace, &node, &records.locks, host)?;
+    cx.pod = Some(Pod::open(netns)?);
+    let lock = claim(&device, &key, &records, &node)?;
+    let id = device.original.id.clone();
+    let left = pending::settle(&records, &id, Part::Rdma, &VfState::default(), &node)?;
+    pending::settle_rdma(
+        conf.rdma == netconf::Rdma::Required,
+        &device,
+        &records,
+        &node,
+    )?;
+    let subject = Subject {
+        network,
+        conf,
+        ipam_config: Vec::new(),
+        device,
+        previous: left,
+        others: OtherRecords::new(&records, listed, &attachment.container_id),
     };
-    let mut attach = plan(device, &conf, &previous, &records, cx)?;
-    let mut making = Making::new(&conf, &previous);
-    let mut made = || -> Result<()> {
-        if let Some(rdma) = attach.record.rdma_mut() {
-            rdma::qos::note(rdma, &conf, &attach.cx)?;
-        }
-        attach.write()?;
-        watchdog::step(|| "moving the RDMA device".to_owned());
-        attach.make(|change, attach| making.make(change, attach))
-    };
-    match made() {
-        Ok(()) => {
-            log::info!(
-                "the RDMA device of {} is set for {}",
-                attach.device.describe(),
-                attachment.ifname
-            );
-            Ok(previous)
-        }
-        Err(error) => {
-            attach.roll_back();
-            Err(conf.with_rail(error))
-        }
+    let mut attach = Attaching::new(subject, cx, &records, lock);
+    attach.plan_rdma_alone(&previous)?;
+    attach.begin()?;
+    watchdog::step(|| "moving the RDMA device".to_owned());
+    if let Err(error) = attach.make(&previous) {
+        let error = attach.subject.conf.with_rail(error);
+        attach.roll_back();
+        return Err(error);
     }
+    let device = attach.subject.device.describe();
+    log::info!(
+        "the RDMA device of {device} is set for {}",
+        attachment.ifname
+    );
+    Ok(previous)
 }
 
-/// Takes the device, refuses what can be refused, and puts the journal on file.
-fn plan<'a>(
-    device: device::Device,
-    conf: &NetConf,
-    previous: &AddResult,
-    records: &'a Records,
-    cx: Cx<'a>,
-) -> Result<Attaching<'a>> {
-    let (id, key, node) = (device.original.id.clone(), cx.owner.key(), cx.node);
-    recover_claims(&id, &key, records, node)?;
-    let mut lock = records.locks.device(&id)?;
-    if let Some(other) = records.claims_on(&id, &mut lock, Some(&key))?.first() {
+/// Ends what dead pods left of the device, and locks it.
+fn claim(device: &Device, key: &Key, records: &Records, node: &Node) -> Result<DeviceLock> {
+    let id = &device.original.id;
+    heal_claims(id, key, records, node)?;
+    let mut lock = records.locks.device(id)?;
+    if let Some(other) = records.claims_on(id, &mut lock, Some(key))?.first() {
         fail!(
             TryAgain,
             "{} is attached to {}",
@@ -142,39 +127,12 @@ fn plan<'a>(
             other.owner.describe()
         );
     }
-    let left = pending::settle(records, &id, Part::Rdma, &VfState::default(), node)?.previous;
-    pending::settle_rdma(conf.rdma == netconf::Rdma::Required, &device, records, node)?;
-    if let Some(path) = &conf.device_info {
-        let is_on_record = |other: &_| Ok(records.on_file(&Key::whole(other))?.is_some());
-        info::refuse(path, &cx.owner.device, &cx.owner.attachment(), is_on_record)?;
-    }
-    let rdma = rdma::plan(conf, &device, node)?;
-    let mut record = Record::new(cx.owner.clone());
-    if conf.gid.is_some() && !rdma.names.is_empty() {
-        record.plan(Change::Gids(Gids::default()));
-    }
-    record.plan(Change::Rdma(rdma));
-    let addresses = previous.addresses_of(&cx.owner.ifname);
-    record.plan(Change::Rail(Rail {
-        addresses,
-        ..Rail::default()
-    }));
-    conf.device_info
-        .clone()
-        .map(Change::DeviceInfo)
-        .into_iter()
-        .for_each(|change| record.plan(change));
-    left.iter().for_each(|left| record.inherit(left));
-    let attach = Attaching::begin(device, record, records, lock, cx, Vec::new())?;
-    if left.is_some() {
-        pending::inherited(records, &id, Part::Rdma)?;
-    }
-    Ok(attach)
+    Ok(lock)
 }
 
 /// Restores what earlier attachments left of the device: its netdev is in this pod, so no other has
 /// it.
-fn recover_claims(id: &str, key: &Key, records: &Records, node: &Node) -> Result<()> {
+fn heal_claims(id: &str, key: &Key, records: &Records, node: &Node) -> Result<()> {
     for claim in records
         .named(id)?
         .iter()
@@ -182,7 +140,7 @@ fn recover_claims(id: &str, key: &Key, records: &Records, node: &Node) -> Result
     {
         let other = claim.owner.key();
         if !claim.owner.is_rdma_alone() {
-            claim::recover_other(records, claim, node)?;
+            heal::end_if_left_over(records, claim, node)?;
             continue;
         }
         let Some(_lock) = records.locks.try_attachment(&other)? else {
@@ -191,7 +149,7 @@ fn recover_claims(id: &str, key: &Key, records: &Records, node: &Node) -> Result
         let Some(now) = records.find(&other)? else {
             continue;
         };
-        claim::recover(records, now, node)?;
+        heal::end(records, now, node)?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::context::Cx;
 use super::record::Record;
 use super::records::Records;
-use super::steps::Change;
+use super::step::Step as _;
 use super::steps::gateway::Gateways;
 use crate::cni::{AddResult, Attachment};
 use crate::netns::{self, Netns, Pod};
@@ -52,7 +52,7 @@ pub fn differences(
         record,
         netns,
         previous,
-        record.gateways(),
+        record.find::<Gateways>(),
         records,
         node,
     )?);
@@ -73,14 +73,12 @@ pub fn of_device(
     cx.locate()?;
     let mut found = Vec::new();
     for step in &record.steps {
-        if !matches!(step.change, Change::Gateways(_)) {
-            found.extend(step.change.check(previous, &mut cx)?);
+        if !step.is::<Gateways>() {
+            found.extend(step.change.step().check(previous, &mut cx)?);
         }
     }
-    found.extend(
-        gateways
-            .map(|gateways| gateways.check(&mut cx))
-            .unwrap_or_default(),
-    );
+    if let Some(gateways) = gateways {
+        found.extend(gateways.check(previous, &mut cx)?);
+    }
     Ok(found)
 }

@@ -1,6 +1,8 @@
 //! What the steps of one attachment work with: its owner, the sockets, the locks, and where the
 //! device is.
 
+use std::net::IpAddr;
+
 use anyhow::{Context as _, Result};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -9,6 +11,7 @@ use super::locate::{self, Place};
 use super::locks::Locks;
 use super::owner::Owner;
 use crate::fail;
+use crate::files::Lock;
 use crate::netns::{Netns, Pod};
 use crate::node::Node;
 use crate::sysfs::Function;
@@ -36,6 +39,8 @@ pub struct Cx<'a> {
     pub place: Place,
     /// Whether its driver was bound again: netdev and RDMA devices are others than before.
     pub is_anew: bool,
+    /// Keeps other networks of the pod from choosing the same routing table.
+    pub table_lock: Option<Lock>,
 }
 
 /// What steps know of each other.
@@ -45,12 +50,22 @@ pub struct Facts {
     pub driver: Option<Bound>,
     /// The RDMA devices that move with the netdev, with the names that they had on the host.
     pub rdma: Vec<rdma::Device>,
+    /// Names of the RDMA devices that the pod sees.
+    pub rdma_names: Vec<String>,
     /// Whether the PF prescribes the MAC that the network asks for.
     pub is_mac_by_pf: bool,
     /// Whether the addresses of the host go into the pod.
     pub is_of_host: bool,
+    /// Whether the device is to be reset.
+    pub is_reset: bool,
+    /// Whether the alias of the netdev is on record, so that DEL can restore it.
+    pub knows_alias: bool,
     /// The addresses in the pod.
     pub addresses: Vec<IpNet>,
+    /// The next hops of the rail's routes.
+    pub next_hops: Vec<IpAddr>,
+    /// Whether ADD asks the gateways.
+    pub asks_gateways: bool,
 }
 
 /// The driver of a device as it was, for it to be bound again. It is on record before the driver is
@@ -84,7 +99,7 @@ impl<'a> Cx<'a> {
         Cx::with(netns.map(Pod::open).transpose()?, owner, facts, node, locks)
     }
 
-    /// The context of an attachment with this pod; where its device is, nobody has looked.
+    /// The context of an attachment with this pod, before its device is located.
     pub fn with(
         pod: Option<Pod>,
         owner: &Owner,
@@ -92,18 +107,32 @@ impl<'a> Cx<'a> {
         node: &'a Node,
         locks: &'a Locks,
     ) -> Result<Cx<'a>> {
-        let (owner, host, function) =
-            (owner.clone(), Socket::open()?, owner.device.function(node)?);
+        let mut cx = Cx::new(owner.clone(), Place::Missing, node, locks, Socket::open()?)?;
+        cx.pod = pod;
+        cx.facts = facts;
+        Ok(cx)
+    }
+
+    /// The context of an attachment whose device is at `place`. `host` is a socket of the host's
+    /// namespace.
+    pub fn new(
+        owner: Owner,
+        place: Place,
+        node: &'a Node,
+        locks: &'a Locks,
+        host: Socket,
+    ) -> Result<Cx<'a>> {
         Ok(Cx {
             node,
             locks,
+            function: owner.device.function(node)?,
             owner,
-            facts,
+            facts: Facts::default(),
             host,
-            pod,
-            function,
-            place: Place::Missing,
+            pod: None,
+            place,
             is_anew: false,
+            table_lock: None,
         })
     }
 

@@ -23,14 +23,17 @@ use ipnet::IpNet;
 
 use super::ipam::{Ipam, PATIENCE};
 use super::locate::Place;
+use super::locks::AttachmentLock;
 use super::owner::Key;
 use super::record::Record;
 use super::records::Records;
 use super::started::started;
+use super::steps::lease::IpamLease;
 use super::undo::Ended;
-use super::{chained, claim, pending, rebuild};
+use super::{chained, heal, pending, rebuild};
 use crate::calls;
 use crate::cni::{Attachment, Command, Network};
+use crate::error::{self, Code};
 use crate::netconf::Outline;
 use crate::netns::Netns;
 use crate::node::Node;
@@ -52,13 +55,16 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
 
     let records = Records::open_for_del(&node)?;
     let key = chained::key(network, attachment);
-    let (lock, record) = claim::lock_and_find(records.as_ref(), &key)?;
+    let (lock, record) = lock_and_find(records.as_ref(), &key)?;
     let (_rebuilt, record) = rebuild::or_rebuilt(records.as_ref(), record, attachment, path)?;
     let done = match (&records, record) {
         (Some(records), Some(record)) => {
             // The configuration may name another IPAM by now than the one that ADD used: that one
             // gets a DEL too.
-            let is_of_add = record.lease().map(|of_add| of_add.r#type.as_str()) == ipam;
+            let is_of_add = record
+                .find::<IpamLease>()
+                .map(|of_add| of_add.r#type.as_str())
+                == ipam;
             let done = recorded(record, records, &node);
             if !is_of_add {
                 delete().unwrap_or_else(|error| log::warn!("{error:#}: ADD did not use it"));
@@ -94,11 +100,33 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
     done
 }
 
+/// The record, with the lock of the attachment. Without a record and without a lock, as on a
+/// read-only /run, there is nothing to guard.
+fn lock_and_find(
+    records: Option<&Records>,
+    key: &Key,
+) -> Result<(Option<AttachmentLock>, Option<Record>)> {
+    let Some(records) = records else {
+        return Ok((None, None));
+    };
+    match records.locks.attachment(key) {
+        Ok(lock) => Ok((Some(lock), records.find(key)?)),
+        Err(error) if error::code_of(&error) == Code::TryAgain as u32 => Err(error),
+        Err(error) => match records.find(key)? {
+            Some(_) => Err(error),
+            None => {
+                log::warn!("{error:#}");
+                Ok((None, None))
+            }
+        },
+    }
+}
+
 fn recorded(record: Record, records: &Records, node: &Node) -> Result<()> {
     calls::rail(record.owner.rail);
     let addresses = record.facts().addresses;
     crate::log::addresses(addresses.iter().map(IpNet::addr));
-    let ended = claim::recover(records, record, node)?;
+    let ended = heal::end(records, record, node)?;
     // What is left was logged when it was noted.
     if !ended.record.is_left_of_device() {
         log::info!("{}", what_became_of(&ended, &addresses));

@@ -159,6 +159,11 @@ impl Locks {
         lock.with_context(|| format!("waiting for the PF {address}"))
     }
 
+    /// What the lock of a device keeps; `None` if the device was never locked.
+    pub fn copy_of(&self, id: &str) -> Result<Option<Vec<u8>>> {
+        self.0.read(&format!("{DEVICE}{id}"))
+    }
+
     /// What the locks of all devices keep.
     pub fn copies(&self) -> Result<Vec<Vec<u8>>> {
         let devices = self.0.names_where(|name| name.starts_with(DEVICE))?;

@@ -1,12 +1,13 @@
 //! rail-cni: a device of the host becomes an interface of a pod, and is restored at the pod's end.
 
 mod add;
+mod attaching;
 mod chained;
 pub mod check;
-pub mod claim;
+mod claim;
 pub mod context;
 mod del;
-pub mod format;
+pub mod heal;
 pub mod ipam;
 pub mod locate;
 pub mod locks;
@@ -18,6 +19,7 @@ pub mod record;
 pub mod records;
 mod started;
 pub mod state;
+pub mod step;
 pub mod steps;
 pub mod undo;
 
@@ -128,7 +130,7 @@ impl Plugin for Attach {
                 .iter()
                 .filter(|record| record.owner.network == network.name);
             let lost = ours.filter(|record| !keep.contains(&record.owner.attachment()));
-            done.extend(lost.map(|record| claim::collect(&records, record, &node)));
+            done.extend(lost.map(|record| heal::end_unless_alive(&records, record, &node)));
             done.push(pending::retry_due(&records, &node));
         }
         if let Some(name) = ipam {

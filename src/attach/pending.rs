@@ -13,10 +13,18 @@ use super::ipam::PATIENCE;
 use super::locate::Place;
 use super::locks::AttachmentLock;
 use super::owner::{Key, Part};
-use super::record::{Record, Step};
+use super::record::{Entry, Record};
 use super::records::{Pending, Records};
+use super::steps::Kind as _;
+use super::steps::device_info::DeviceInfo;
+use super::steps::driver::Driver;
 use super::steps::host_addresses::HostAddresses;
-use super::steps::{Change, rdma};
+use super::steps::lease::IpamLease;
+use super::steps::links::Links;
+use super::steps::rail::Rail;
+use super::steps::rdma::{self, Rdma};
+use super::steps::reset::Reset;
+use super::steps::vf::Vf;
 use super::undo::{self, give_lease_back, log_left};
 use crate::device;
 use crate::device::stacked;
@@ -65,7 +73,7 @@ pub fn retry(
 /// Tries what is left of the rail in the pod, which goes with the pod at the latest, and the
 /// device-info file.
 fn retry_others(pending: &mut Pending, records: &Records, node: &Node) -> Result<()> {
-    let is_meant = |step: &Step| matches!(step.change, Change::Rail(_) | Change::DeviceInfo(_));
+    let is_meant = |step: &Entry| step.is::<Rail>() || step.is::<DeviceInfo>();
     if !pending.record.left().any(is_meant) {
         return Ok(());
     }
@@ -76,7 +84,7 @@ fn retry_others(pending: &mut Pending, records: &Records, node: &Node) -> Result
         .iter_mut()
         .filter(|step| step.is_left() && is_meant(step))
     {
-        let done = step.change.undo(&mut cx);
+        let done = step.change.step().undo(&mut cx);
         step.undone(done);
     }
     log_left(record, is_meant);
@@ -99,14 +107,12 @@ fn retry_device(
     if claims.is_empty() {
         return restore_again(pending, Next::StaysFree, patience, records, node);
     }
-    let is_rdma = |step: &Step| matches!(step.change, Change::Rdma(_));
     // One of the RDMA device alone has not taken over what is left of the netdev.
     let is_taken = pending.record.owner.is_rdma_alone()
         || claims.iter().any(|claim| !claim.owner.is_rdma_alone());
     let rdma = pending
         .record
-        .left()
-        .any(is_rdma)
+        .leaves::<Rdma>()
         .then(|| rdma_beside(&claims, pending, records, node));
     for step in pending
         .record
@@ -115,20 +121,20 @@ fn retry_device(
         .filter(|step| step.is_left_of_device())
     {
         match &rdma {
-            Some(done) if is_rdma(step) => {
+            Some(done) if step.is::<Rdma>() => {
                 step.undone(done.as_ref().copied().map_err(|error| anyhow!("{error:#}")))
             }
             _ if is_taken => step.undone(Ok(())),
             _ => (),
         }
     }
-    records.note(pending, Step::is_of_device)
+    records.note(pending, Entry::is_of_device)
 }
 
 /// Takes RDMA devices back that their pod still has, while another pod has the netdev.
 fn rdma_beside(claims: &[Record], pending: &Pending, records: &Records, node: &Node) -> Result<()> {
     let record = &pending.record;
-    let Some(step) = record.rdma() else {
+    let Some(step) = record.find::<Rdma>() else {
         return Ok(());
     };
     // It may be in the same namespace; a rebuilt record does not say. The kernel makes an IPoIB
@@ -188,7 +194,7 @@ fn restore_again(
         {
             step.undone(Ok(()));
         }
-        return records.note(pending, Step::is_of_device);
+        return records.note(pending, Entry::is_of_device);
     }
     let mut cx = Cx::of(&owner, pending.record.facts(), node, &records.locks)?;
     cx.await_home()?;
@@ -201,7 +207,7 @@ fn restore_again(
     if cx.place == Place::Missing {
         return Ok(());
     }
-    let may_begin = keep_addresses(&mut pending.record, &mut cx)
+    let may_begin = save_addresses_before_rename(&mut pending.record, &mut cx)
         .and_then(|()| refuse_used(&pending.record, next, &mut cx));
     match may_begin {
         Ok(()) => {
@@ -210,17 +216,15 @@ fn restore_again(
         }
         Err(error) => undo::postpone(&mut pending.record, &error),
     }
-    log_left(&pending.record, Step::is_of_device);
-    records.note(pending, Step::is_of_device)
+    log_left(&pending.record, Entry::is_of_device);
+    records.note(pending, Entry::is_of_device)
 }
 
 /// RDMA devices that ended in their pod, with their driver's RDMA module, say, are gone for good
 /// after some tries.
 fn give_up_ended_rdma(record: &mut Record, cx: &Cx<'_>) -> Result<()> {
-    let is_tried = |step: &&mut Step| {
-        matches!(step.change, Change::Rdma(_))
-            && step.is_left()
-            && step.failed().tries >= TRIES_FOR_RDMA
+    let is_tried = |step: &&mut Entry| {
+        step.is::<Rdma>() && step.is_left() && step.failed().tries >= TRIES_FOR_RDMA
     };
     for step in record.steps.iter_mut().filter(is_tried) {
         if rdma::have_ended(cx.function.as_ref())? {
@@ -234,22 +238,23 @@ fn give_up_ended_rdma(record: &mut Record, cx: &Cx<'_>) -> Result<()> {
 /// Whether the driver may have to be bound again: around a reset, for a GUID, or because it was
 /// not.
 fn may_bind(record: &Record, cx: &Cx<'_>) -> bool {
-    record.left().any(|step| match &step.change {
-        Change::Reset => record.driver().is_some_and(|bound| bound.again),
-        Change::Vf(_) => record.driver().is_some_and(|bound| !bound.guids.is_empty()),
-        Change::Driver(_) => matches!(cx.place, Place::Unbound | Place::UserSpace),
-        _ => false,
-    })
+    let Some(Driver(bound)) = record.find::<Driver>() else {
+        return false;
+    };
+    let is_not_bound = matches!(cx.place, Place::Unbound | Place::UserSpace);
+    (bound.again && record.leaves::<Reset>())
+        || (!bound.guids.is_empty() && record.leaves::<Vf>())
+        || (is_not_bound && record.leaves::<Driver>())
 }
 
 /// A device whose addresses the host has again, under another name, gets its name as soon as that
 /// is free. For that it goes down: what the host has on it by now is restored afterwards.
-fn keep_addresses(record: &mut Record, cx: &mut Cx<'_>) -> Result<()> {
-    let is_restored = !record.leaves(|change| matches!(change, Change::HostAddresses(_)));
+fn save_addresses_before_rename(record: &mut Record, cx: &mut Cx<'_>) -> Result<()> {
+    let is_restored = !record.leaves::<HostAddresses>();
     let (Some(link), Some(original)) = (cx.at_home(), record.owner.device.link.clone()) else {
         return Ok(());
     };
-    if record.host_addresses().is_none() || !is_restored || link.name == original.name {
+    if record.find::<HostAddresses>().is_none() || !is_restored || link.name == original.name {
         return Ok(());
     }
     if link::by_any_name(&mut cx.host, &original.name)?.is_some() {
@@ -260,7 +265,7 @@ fn keep_addresses(record: &mut Record, cx: &mut Cx<'_>) -> Result<()> {
         return Ok(());
     };
     for step in &mut record.steps {
-        if let Change::HostAddresses(addresses) = &mut step.change {
+        if let Some(addresses) = HostAddresses::of_mut(&mut step.change) {
             *addresses = now.clone();
             step.undone(Err(anyhow!("they go while the device gets its name")));
         }
@@ -277,12 +282,12 @@ fn refuse_used(record: &Record, next: Next, cx: &mut Cx<'_>) -> Result<()> {
     let what = &link.name;
     device::allowed::refuse_parts(what, &link, cx.node, &mut cx.host)?;
     // The addresses of the host are what is left.
-    if record.leaves(|change| matches!(change, Change::HostAddresses(_))) {
+    if record.leaves::<HostAddresses>() {
         return Ok(());
     }
     device::allowed::refuse_addresses(what, &link, &mut cx.host)?;
     // Until the pod's use has ended, this may be the pod's.
-    if record.leaves(|change| matches!(change, Change::Links)) {
+    if record.leaves::<Links>() {
         return Ok(());
     }
     stacked::refuse(what, &link, &mut cx.host)?;
@@ -297,45 +302,48 @@ fn refuse_used(record: &Record, next: Next, cx: &mut Cx<'_>) -> Result<()> {
 
 /// Tries once more what is left of the device `id`, which no attachment claims; the caller holds
 /// its lock. For an ADD of the RDMA device alone (`part`), another plugin has the netdev, and what
-/// is left of that stays so. Fails if something is left that keeps tenants apart, and that the
-/// network (`next`) does not set itself. Else returns the earliest attachment of which something is
-/// left: its record has the original state. Whoever takes the device takes that over, and says so
-/// with [`inherited`] once it is on record.
+/// is left of that stays so. Returns and fails as [`left_on`] does.
 pub fn settle(
     records: &Records,
     id: &str,
     part: Part,
     next: &VfState,
     node: &Node,
-) -> Result<Settled> {
-    let mut settled = Settled::default();
-    for mut pending in records
-        .pending_of(id)?
-        .into_iter()
-        .filter(|pending| is_for(part, pending))
-    {
-        if !pending.record.is_left_of_device() {
-            continue;
-        }
-        settled.was_pending = true;
-        restore_again(&mut pending, Next::HasIt, PATIENCE, records, node)?;
-        refuse_unless_apart(&pending.record, next, node, &mut Socket::open()?)?;
-        let is_earlier = |other: &Record| other.owner.since <= pending.record.owner.since;
-        if pending.record.is_left_of_device() && !settled.previous.as_ref().is_some_and(is_earlier)
-        {
-            settled.previous = Some(pending.record);
+) -> Result<Option<Record>> {
+    for mut pending in records.pending_of(id)? {
+        if is_for(part, &pending) && pending.record.is_left_of_device() {
+            restore_again(&mut pending, Next::HasIt, PATIENCE, records, node)?;
         }
     }
-    Ok(settled)
+    left_on(records, id, part, next, node)
 }
 
-/// What [`settle`] found.
-#[derive(Debug, Default)]
-pub struct Settled {
-    /// Whether anything of the device was pending: its name and index may have changed.
-    pub was_pending: bool,
-    /// The attachment whose changes could not be undone.
-    pub previous: Option<Record>,
+/// The earliest attachment of which something is left on the device: its record has the original
+/// state. Whoever takes the device takes that over, and says so with [`inherited`] once it is on
+/// record. Fails if something is left that keeps tenants apart, and that the network (`next`) does
+/// not set itself. The caller holds the lock of the device.
+pub fn left_on(
+    records: &Records,
+    id: &str,
+    part: Part,
+    next: &VfState,
+    node: &Node,
+) -> Result<Option<Record>> {
+    let mut earliest: Option<Record> = None;
+    for pending in records.pending_of(id)? {
+        if !is_for(part, &pending) || !pending.record.is_left_of_device() {
+            continue;
+        }
+        refuse_unless_apart(&pending.record, next, node, &mut Socket::open()?)?;
+        let since = &pending.record.owner.since;
+        if earliest
+            .as_ref()
+            .is_none_or(|record| record.owner.since > *since)
+        {
+            earliest = Some(pending.record);
+        }
+    }
+    Ok(earliest)
 }
 
 /// Is it for an ADD of this part of the device to take over?
@@ -351,7 +359,7 @@ pub fn refuse_unless_apart(
     host: &mut Socket,
 ) -> Result<()> {
     for step in record.steps.iter().filter(|step| step.is_left_of_device()) {
-        if let Some(what) = step.change.isolation_left(next, node, host) {
+        if let Some(what) = step.change.step().isolation_left(next, node, host) {
             let (id, holder, why) = (
                 &record.owner.device.id,
                 record.owner.describe(),
@@ -379,9 +387,9 @@ pub fn inherited(records: &Records, id: &str, part: Part) -> Result<()> {
             .iter_mut()
             .filter(|step| step.is_left_of_device())
         {
-            let is_away = match &step.change {
-                Change::Rdma(rdma) => rdma.is_away()?,
-                _ => false,
+            let is_away = match Rdma::of(&step.change) {
+                Some(rdma) => rdma.is_away()?,
+                None => false,
             };
             if !is_away {
                 step.undone(Ok(()));
@@ -442,9 +450,9 @@ pub fn free_addresses(
 fn with_addresses(records: &Records, ipam: &str, but: &Key) -> Result<Vec<Pending>> {
     let mut all = records.pending()?;
     all.retain(|Pending { record, .. }| {
-        let is_of =
-            |change: &Change| matches!(change, Change::Lease(lease) if lease.r#type == ipam);
-        record.owner.key() != *but && record.leaves(is_of)
+        let lease = record.find::<IpamLease>();
+        let is_of_ipam = lease.is_some_and(|lease| lease.r#type == ipam);
+        record.owner.key() != *but && is_of_ipam && record.leaves::<IpamLease>()
     });
     Ok(all)
 }
@@ -490,8 +498,7 @@ pub fn settle_rdma(
 ) -> Result<()> {
     for pending in records.pending_of(&device.original.id)? {
         let record = &pending.record;
-        let is_rdma = |change: &Change| matches!(change, Change::Rdma(_));
-        let Some(step) = record.rdma().filter(|_| record.leaves(is_rdma)) else {
+        let Some(step) = record.find::<Rdma>().filter(|_| record.leaves::<Rdma>()) else {
             continue;
         };
         if !record.owner.is_of_this_boot()? {

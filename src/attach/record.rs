@@ -5,20 +5,27 @@
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::context::{Bound, Facts};
+use super::context::Facts;
 use super::owner::Owner;
+use super::step::UndoneAt;
+use super::steps::driver::Driver;
 use super::steps::gateway::Gateways;
 use super::steps::gids::Gids;
 use super::steps::host_addresses::HostAddresses;
-use super::steps::lease::Lease;
+use super::steps::lease::IpamLease;
+use super::steps::moved::Move;
 use super::steps::netdev::Netdev;
 use super::steps::rail::Rail;
 use super::steps::rdma::Rdma;
+use super::steps::reset::Reset;
 use super::steps::vf::Vf;
-use super::steps::{Change, Place};
+use super::steps::vf_mac::VfMac;
+use super::steps::{Change, Kind};
 use crate::device::gid::Gid;
-use crate::files;
+use crate::device::pf::VfSettings;
+use crate::{fail, files};
 use rail_netlink::link::Link;
 
 /// The version of the records' format.
@@ -37,22 +44,23 @@ pub struct Record {
     /// Who has which device.
     pub owner: Owner,
     /// What ADD changes, in its order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<Entry>,
 }
 
-/// A change and how far it is.
+/// A step and its progress.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Step {
-    /// The change.
+pub struct Entry {
+    /// The step.
     pub change: Change,
-    /// How far it is.
-    pub state: State,
+    /// Its progress.
+    #[serde(rename = "state")]
+    pub progress: Progress,
 }
 
-/// How far a change is.
+/// The progress of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum Progress {
     /// ADD has not come to its end: it may have been made or not.
     Planned,
     /// It is made.
@@ -77,15 +85,20 @@ pub struct Failed {
     pub next: u64,
 }
 
-impl Step {
+impl Entry {
+    /// Whether it is a step of this type.
+    pub fn is<T: Kind>(&self) -> bool {
+        T::of(&self.change).is_some()
+    }
+
     /// Whether it is still to be undone.
     pub fn is_left(&self) -> bool {
-        self.state != State::Undone && self.change.place() != Place::Nowhere
+        self.progress != Progress::Undone && self.change.step().undone_at() != UndoneAt::Nowhere
     }
 
     /// Whether it is undone on the device.
     pub fn is_of_device(&self) -> bool {
-        self.change.place() == Place::Device
+        self.change.step().undone_at() == UndoneAt::Device
     }
 
     /// Whether it is undone on the device, and is still to be.
@@ -95,17 +108,17 @@ impl Step {
 
     /// Notes what became of an undo.
     pub fn undone(&mut self, done: Result<()>) {
-        self.state = match done {
-            Ok(()) => State::Undone,
-            Err(error) => State::Failed(self.failed().again(&format!("{error:#}"))),
+        self.progress = match done {
+            Ok(()) => Progress::Undone,
+            Err(error) => Progress::Failed(self.failed().again(&format!("{error:#}"))),
         };
     }
 
     /// How it failed until now.
     pub fn failed(&self) -> Failed {
-        match &self.state {
-            State::Failed(failed) => failed.clone(),
-            State::Planned | State::Done | State::Undone => Failed::default(),
+        match &self.progress {
+            Progress::Failed(failed) => failed.clone(),
+            Progress::Planned | Progress::Done | Progress::Undone => Failed::default(),
         }
     }
 
@@ -135,52 +148,6 @@ impl Failed {
     }
 }
 
-/// Finds the data of a step by its kind.
-macro_rules! steps {
-    ($($(#[$doc:meta])* $get:ident $get_mut:ident $kind:ident($data:ty);)*) => {
-        impl Record {
-            $($(#[$doc])*
-            pub fn $get(&self) -> Option<&$data> {
-                self.steps.iter().find_map(|step| match &step.change {
-                    Change::$kind(data) => Some(data),
-                    _ => None,
-                })
-            }
-
-            /// The same, to be changed.
-            pub fn $get_mut(&mut self) -> Option<&mut $data> {
-                self.steps.iter_mut().find_map(|step| match &mut step.change {
-                    Change::$kind(data) => Some(data),
-                    _ => None,
-                })
-            })*
-        }
-    };
-}
-
-steps! {
-    /// The lease of its address.
-    lease lease_mut Lease(Lease);
-    /// The addresses of the host that went into the pod.
-    host_addresses host_addresses_mut HostAddresses(HostAddresses);
-    /// Its netdev as it was.
-    netdev netdev_mut Netdev(Netdev);
-    /// What the PF sets.
-    vf vf_mut Vf(Vf);
-    /// The MAC that the PF reported.
-    vf_mac vf_mac_mut VfMac(Vf);
-    /// Its RDMA devices.
-    rdma rdma_mut Rdma(Rdma);
-    /// Its driver.
-    driver driver_mut Driver(Bound);
-    /// The rail in the pod.
-    rail rail_mut Rail(Rail);
-    /// The gateways that are asked.
-    gateways gateways_mut Gateways(Gateways);
-    /// Its GIDs.
-    gids gids_mut Gids(Gids);
-}
-
 impl Record {
     /// The record of an ADD that begins.
     pub fn new(owner: Owner) -> Record {
@@ -191,77 +158,105 @@ impl Record {
         }
     }
 
+    /// Reads the JSON of a record. One of another version is refused: its steps may be others.
+    pub fn parse(json: &[u8]) -> Result<Record> {
+        let value: Value = serde_json::from_slice(json)?;
+        let version = value.get("version").and_then(Value::as_u64);
+        if version != Some(u64::from(VERSION)) {
+            let version = version.map_or("no version".to_owned(), |version| version.to_string());
+            fail!(
+                Decode,
+                "it has version {version}: another version of rail-cni wrote it"
+            )
+        }
+        Ok(serde_json::from_value(value)?)
+    }
+
+    /// The step of this type, if ADD planned it.
+    pub fn find<T: Kind>(&self) -> Option<&T> {
+        self.steps.iter().find_map(|step| T::of(&step.change))
+    }
+
+    /// The same, to be changed.
+    pub fn find_mut<T: Kind>(&mut self) -> Option<&mut T> {
+        self.steps
+            .iter_mut()
+            .find_map(|step| T::of_mut(&mut step.change))
+    }
+
     /// Adds a step that ADD is going to make, in its place.
-    pub fn plan(&mut self, change: Change) {
-        let is_later = |step: &Step| step.change.rank() > change.rank();
-        let place = self
-            .steps
-            .iter()
-            .position(is_later)
-            .unwrap_or(self.steps.len());
-        self.steps.insert(
-            place,
-            Step {
-                change,
-                state: State::Planned,
-            },
-        );
+    pub fn plan(&mut self, change: impl Into<Change>) {
+        let change = change.into();
+        let is_later = |step: &Entry| step.change.rank() > change.rank();
+        let place = self.steps.iter().position(is_later);
+        let entry = Entry {
+            change,
+            progress: Progress::Planned,
+        };
+        self.steps.insert(place.unwrap_or(self.steps.len()), entry);
     }
 
     /// What its steps know of each other.
     pub fn facts(&self) -> Facts {
+        let rdma = self.find::<Rdma>().cloned().unwrap_or_default();
+        let rail = self.find::<Rail>();
+        let netdev = self.find::<Netdev>();
         Facts {
-            driver: self.driver().cloned(),
-            rdma: self
-                .rdma()
-                .map(|rdma| rdma.moving.clone())
+            driver: self.find::<Driver>().map(|driver| driver.0.clone()),
+            rdma: rdma.moving,
+            rdma_names: rdma.names,
+            is_mac_by_pf: self
+                .find::<Vf>()
+                .is_some_and(|vf| vf.0.wanted.mac.is_some()),
+            is_of_host: self.find::<HostAddresses>().is_some(),
+            is_reset: self.leaves::<Reset>(),
+            knows_alias: netdev.is_some_and(|netdev| netdev.settings.has("alias")),
+            addresses: rail.map(|rail| rail.addresses.clone()).unwrap_or_default(),
+            next_hops: rail
+                .map(|rail| rail.next_hops().collect())
                 .unwrap_or_default(),
-            is_mac_by_pf: self.vf().is_some_and(|vf| vf.wanted.mac.is_some()),
-            is_of_host: self.host_addresses().is_some(),
-            addresses: self
-                .rail()
-                .map(|rail| rail.addresses.clone())
-                .unwrap_or_default(),
+            asks_gateways: self.find::<Gateways>().is_some(),
         }
     }
 
     /// What the PF reported before this attachment, in one: restored before the netdev or after it.
-    pub fn vf_before(&self) -> Option<Vf> {
-        let mut vf = self.vf().or(self.vf_mac())?.clone();
-        if let Some(mac) = self.vf_mac().and_then(|later| later.before.mac.clone()) {
-            vf.before.mac = Some(mac);
+    pub fn vf_before(&self) -> Option<VfSettings> {
+        let mac = self.find::<VfMac>().map(|step| &step.0);
+        let settings = self.find::<Vf>().map(|step| &step.0);
+        let mut before = settings.or(mac)?.clone();
+        if let Some(mac) = mac.and_then(|settings| settings.before.mac.clone()) {
+            before.before.mac = Some(mac);
         }
-        Some(vf)
+        Some(before)
     }
 
     /// Its GIDs.
     pub fn found_gids(&self) -> &[Gid] {
-        self.gids().map_or(&[], |gids| &gids.found)
+        self.find::<Gids>().map_or(&[], |gids| &gids.found)
     }
 
     /// Whether its address is a lease of rail-ipam.
     pub fn is_by_rail_ipam(&self) -> bool {
-        self.lease()
+        self.find::<IpamLease>()
             .is_some_and(|lease| lease.r#type == "rail-ipam")
     }
 
     /// Whether ADD came to its end.
     pub fn is_attached(&self) -> bool {
-        self.steps.iter().all(|step| step.state != State::Planned)
+        self.steps
+            .iter()
+            .all(|step| step.progress != Progress::Planned)
     }
 
     /// Whether the device has not returned from a namespace that is gone.
     pub fn is_missing(&self) -> bool {
-        self.steps.iter().any(|step| {
-            matches!(
-                (&step.change, &step.state),
-                (Change::Move, State::Failed(_))
-            )
-        })
+        self.steps
+            .iter()
+            .any(|step| step.is::<Move>() && matches!(step.progress, Progress::Failed(_)))
     }
 
     /// The steps that are still to be undone.
-    pub fn left(&self) -> impl Iterator<Item = &Step> {
+    pub fn left(&self) -> impl Iterator<Item = &Entry> {
         self.steps.iter().filter(|step| step.is_left())
     }
 
@@ -272,7 +267,7 @@ impl Record {
 
     /// Whether anything of the device itself is still to be undone.
     pub fn is_left_of_device(&self) -> bool {
-        self.steps.iter().any(Step::is_left_of_device)
+        self.steps.iter().any(Entry::is_left_of_device)
     }
 
     /// Whether an operator has to know: it was tried in vain, or the device is not as it was. If
@@ -283,62 +278,66 @@ impl Record {
 
     /// Whether it is time to try again what is left.
     pub fn is_due(&self) -> bool {
-        self.left().any(Step::is_due)
+        self.left().any(Entry::is_due)
     }
 
-    /// Whether the step of this kind is still to be undone.
-    pub fn leaves(&self, is_it: impl Fn(&Change) -> bool) -> bool {
-        self.left().any(|step| is_it(&step.change))
+    /// Whether the step of this type is still to be undone.
+    pub fn leaves<T: Kind>(&self) -> bool {
+        self.left().any(Entry::is::<T>)
     }
 
     /// Takes over what an earlier attachment of the device could not restore.
     pub fn inherit(&mut self, previous: &Record) {
-        let leaves = |is_it: fn(&Change) -> bool| previous.leaves(is_it);
-        if leaves(|change| matches!(change, Change::Netdev(_))) {
-            if let (Some(now), Some(first)) =
-                (&mut self.owner.device.link, &previous.owner.device.link)
-            {
-                *now = Link {
-                    index: now.index,
-                    ..first.clone()
-                };
+        if previous.leaves::<Netdev>() {
+            self.inherit_netdev(previous);
+        }
+        if previous.leaves::<Reset>() && !self.leaves::<Reset>() {
+            self.plan(Reset);
+        }
+        if previous.leaves::<HostAddresses>() {
+            let before = previous.find::<HostAddresses>();
+            if let (Some(now), Some(before)) = (self.find_mut::<HostAddresses>(), before) {
+                now.clone_from(before);
             }
-            if let (Some(now), Some(first)) = (self.netdev_mut(), previous.netdev()) {
-                now.clone_from(first);
-            }
-            // What is bound again later gets these names, not those of today, which the pod before
-            // may have chosen.
-            let names = previous.rdma_names_before();
-            if let Some(bound) = self
-                .driver_mut()
-                .filter(|bound| bound.rdma.len() == names.len())
-            {
+        }
+        if !previous.leaves::<Rdma>() {
+            return;
+        }
+        if self.find::<Rdma>().is_none() {
+            self.plan(Rdma::default());
+        }
+        if let (Some(now), Some(before)) = (self.find_mut::<Rdma>(), previous.find::<Rdma>()) {
+            now.inherit(before);
+        }
+    }
+
+    fn inherit_netdev(&mut self, previous: &Record) {
+        let link_before = &previous.owner.device.link;
+        if let (Some(now), Some(before)) = (&mut self.owner.device.link, link_before) {
+            *now = Link {
+                index: now.index,
+                ..before.clone()
+            };
+        }
+        if let (Some(now), Some(before)) = (self.find_mut::<Netdev>(), previous.find::<Netdev>()) {
+            now.clone_from(before);
+        }
+        // What is bound again later gets these names, not those of today, which the pod before may
+        // have chosen.
+        let names = previous.rdma_names_before();
+        if let Some(Driver(bound)) = self.find_mut::<Driver>() {
+            if bound.rdma.len() == names.len() {
                 bound.rdma = names;
-            }
-        }
-        let is_reset = |change: &Change| matches!(change, Change::Reset);
-        if leaves(is_reset) && !self.leaves(is_reset) {
-            self.plan(Change::Reset);
-        }
-        if let Some(rdma) = previous
-            .rdma()
-            .filter(|_| leaves(|change| matches!(change, Change::Rdma(_))))
-        {
-            if self.rdma().is_none() {
-                self.plan(Change::Rdma(Rdma::default()));
-            }
-            if let Some(now) = self.rdma_mut() {
-                now.inherit(rdma);
             }
         }
     }
 
     /// The names that the RDMA devices had on the host, as far as they are on record.
     fn rdma_names_before(&self) -> Vec<String> {
-        match (self.driver(), self.rdma()) {
-            (Some(bound), _) if bound.again => bound.rdma.clone(),
+        match (self.find::<Driver>(), self.find::<Rdma>()) {
+            (Some(Driver(bound)), _) if bound.again => bound.rdma.clone(),
             (_, Some(rdma)) => rdma.names_before(),
-            (Some(bound), None) => bound.rdma.clone(),
+            (Some(Driver(bound)), None) => bound.rdma.clone(),
             (None, None) => Vec::new(),
         }
     }
@@ -348,3 +347,6 @@ impl Record {
 pub fn to_json(record: &Record) -> Result<Vec<u8>> {
     serde_json::to_vec(record).context("a record cannot be written as JSON")
 }
+
+#[cfg(test)]
+mod tests;

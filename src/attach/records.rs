@@ -6,18 +6,17 @@ use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result};
 
-use super::format;
 use super::locks::{DeviceLock, Locks};
 use super::owner::{Key, Part};
-use super::record::{Record, Step, to_json};
-use super::steps::Change;
+use super::record::{Entry, Record, to_json};
+use super::steps::Kind as _;
+use super::steps::lease::IpamLease;
+use super::steps::moved::Move;
 use crate::files::{Dir, name_part};
 use crate::node::Node;
 
 const RECORDS: &str = "attachments";
 const PENDING: &str = "pending";
-/// What the version before called it.
-const DEBTS: &str = "debts";
 const LOCKS: &str = "locks";
 
 /// The directories of records and locks.
@@ -29,6 +28,40 @@ pub struct Records {
     pending: OnceLock<Dir>,
     /// The locks.
     pub locks: Locks,
+}
+
+/// The names of all records, as they were when they were listed.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    attached: Vec<String>,
+    /// The names of the pending records.
+    pub pending: Vec<String>,
+}
+
+impl Listed {
+    /// Whether anything is pending of an attachment.
+    pub fn has_pending_of(&self, key: &Key) -> bool {
+        let prefix = prefix(key);
+        self.pending
+            .iter()
+            .any(|name| without_number(name).starts_with(&prefix))
+    }
+
+    /// The interfaces of a container that are on record.
+    pub fn interfaces_of(&self, container_id: &str) -> Vec<String> {
+        let prefix = format!("{}:", name_part(container_id));
+        let ours = self
+            .attached
+            .iter()
+            .filter_map(|name| name.strip_prefix(&prefix)?.split(':').next());
+        ours.map(str::to_owned).collect()
+    }
+
+    /// Whether anything is pending of a device.
+    pub fn has_pending_on(&self, id: &str) -> bool {
+        let suffix = format!(":{id}.json");
+        self.pending.iter().any(|name| name.ends_with(&suffix))
+    }
 }
 
 /// A record in the directory of pending steps.
@@ -50,7 +83,6 @@ impl Records {
     pub fn open(node: &Node) -> Result<Records> {
         let run = Dir::create(&node.run_dir)?;
         let (records, locks) = (run.create_sub(RECORDS)?, Locks::new(run.create_sub(LOCKS)?));
-        take_over_debts(&run)?;
         Ok(Records {
             records,
             pending: OnceLock::new(),
@@ -79,11 +111,7 @@ impl Records {
         let (Some(records), Some(locks)) = (run.sub(RECORDS)?, run.sub(LOCKS)?) else {
             return Ok(None);
         };
-        let pending = match run.sub(PENDING)? {
-            None => run.sub(DEBTS)?,
-            pending => pending,
-        };
-        let pending = pending.map(OnceLock::from).unwrap_or_default();
+        let pending = run.sub(PENDING)?.map(OnceLock::from).unwrap_or_default();
         Ok(Some(Records {
             records,
             pending,
@@ -112,7 +140,23 @@ impl Records {
     /// The same without the copies, of which there is one for each attached device.
     pub fn on_file(&self, key: &Key) -> Result<Option<Record>> {
         let prefix = prefix(key);
-        for name in &self.records.names_where(|name| name.starts_with(&prefix))? {
+        let names = self.records.names_where(|name| name.starts_with(&prefix))?;
+        self.first_of(key, names.iter())
+    }
+
+    /// The same among the names that were listed.
+    pub fn on_file_in(&self, listed: &Listed, key: &Key) -> Result<Option<Record>> {
+        let prefix = prefix(key);
+        let names = listed.attached.iter();
+        self.first_of(key, names.filter(|name| name.starts_with(&prefix)))
+    }
+
+    fn first_of<'n>(
+        &self,
+        key: &Key,
+        names: impl Iterator<Item = &'n String>,
+    ) -> Result<Option<Record>> {
+        for name in names {
             match read(&self.records, name) {
                 Ok(Some(record)) if record.owner.key() == *key => return Ok(Some(record)),
                 Ok(Some(record)) => log::warn!("{name} is the record of {}", record.owner.key()),
@@ -123,14 +167,24 @@ impl Records {
         Ok(None)
     }
 
-    /// The interfaces of a container that are on record, by the names of the files.
-    pub fn ifnames_of(&self, container_id: &str) -> Result<Vec<String>> {
-        let prefix = format!("{}:", name_part(container_id));
-        let names = self.records.names_where(|name| name.starts_with(&prefix))?;
-        let ours = names
-            .iter()
-            .filter_map(|name| name.strip_prefix(&prefix)?.split(':').next());
-        Ok(ours.map(str::to_owned).collect())
+    /// Lists the names of all records once: they have the key and the device of each.
+    pub fn list(&self) -> Result<Listed> {
+        Ok(Listed {
+            attached: self.records.names()?,
+            pending: self.pending_names()?,
+        })
+    }
+
+    /// The attachments among the names that were listed, other than `but`, that claim the device,
+    /// and the one in the copy of its lock.
+    pub fn claims_in(&self, listed: &Listed, id: &str, but: &Key) -> Result<Vec<Record>> {
+        let suffix = format!(":{id}.json");
+        let names = listed.attached.iter();
+        let mut claims = self.read_named(id, names.filter(|name| name.ends_with(&suffix)));
+        let copy = self.locks.copy_of(id)?.and_then(|copy| parse_copy(&copy));
+        add_missing(&mut claims, copy);
+        claims.retain(|claim| claim.owner.key() != *but);
+        Ok(claims)
     }
 
     /// Every record that can be read, and the names of the files that cannot.
@@ -165,14 +219,7 @@ impl Records {
         but: Option<&Key>,
     ) -> Result<Vec<Record>> {
         let mut claims = self.named(id)?;
-        if let Some(copy) = parse_copy(&lock.copy()?) {
-            if !claims
-                .iter()
-                .any(|claim| claim.owner.key() == copy.owner.key())
-            {
-                claims.push(copy);
-            }
-        }
+        add_missing(&mut claims, parse_copy(&lock.copy()?));
         claims.retain(|claim| but != Some(&claim.owner.key()));
         Ok(claims)
     }
@@ -180,14 +227,19 @@ impl Records {
     /// The records whose file name ends in the device `id`.
     pub fn named(&self, id: &str) -> Result<Vec<Record>> {
         let suffix = format!(":{id}.json");
-        let mut found = Vec::new();
-        for name in &self.records.names_where(|name| name.ends_with(&suffix))? {
+        let names = self.records.names_where(|name| name.ends_with(&suffix))?;
+        Ok(self.read_named(id, names.iter()))
+    }
+
+    fn read_named<'n>(&self, id: &str, names: impl Iterator<Item = &'n String>) -> Vec<Record> {
+        let mut records = Vec::new();
+        for name in names {
             match read(&self.records, name) {
-                Ok(record) => found.extend(record.filter(|record| record.owner.device.id == id)),
+                Ok(record) => records.extend(record.filter(|record| record.owner.device.id == id)),
                 Err(error) => log::warn!("{error:#}"),
             }
         }
-        Ok(found)
+        records
     }
 
     /// Writes the record and its copy. Call it before doing what it describes.
@@ -263,12 +315,7 @@ impl Records {
     /// The pending records of an attachment.
     pub fn pending_by(&self, key: &Key) -> Result<Vec<Pending>> {
         let prefix = prefix(key);
-        self.pending_named(|name| {
-            let numbered = name
-                .split_once('~')
-                .filter(|(number, _)| number.parse::<u32>().is_ok());
-            numbered.map_or(name, |(_, name)| name).starts_with(&prefix)
-        })
+        self.pending_named(|name| without_number(name).starts_with(&prefix))
     }
 
     /// The directory of pending steps. Another call may have made it since this one began.
@@ -313,7 +360,10 @@ impl Records {
         all.sort_by(|one, other| other.record.owner.since.cmp(&one.record.owner.since));
         let (mut size, mut kept) = (0, 0);
         for pending in all.iter().take(MOST) {
-            size += pending.record.lease().map_or(0, |lease| lease.config.len());
+            size += pending
+                .record
+                .find::<IpamLease>()
+                .map_or(0, |lease| lease.config.len());
             if size > MOST_BYTES {
                 break;
             }
@@ -325,7 +375,7 @@ impl Records {
                 pending.record.owner.describe()
             );
             for step in &mut pending.record.steps {
-                if let Change::Lease(lease) = &mut step.change {
+                if let Some(lease) = IpamLease::of_mut(&mut step.change) {
                     lease.config.clear();
                 }
                 if !step.is_of_device() {
@@ -353,7 +403,7 @@ impl Records {
     /// Writes what became of the steps that `tried` names to the record as it is on file now, and
     /// removes it when nothing is left: a DEL of the attachment and an ADD of the device may both
     /// be at work on it. What another call has undone meanwhile stays undone.
-    pub fn note(&self, pending: &mut Pending, tried: impl Fn(&Step) -> bool) -> Result<()> {
+    pub fn note(&self, pending: &mut Pending, tried: impl Fn(&Entry) -> bool) -> Result<()> {
         let _lock = self.locks.pending()?;
         let Some(mut now) = self.pending_now(pending) else {
             pending.record.steps.clear();
@@ -405,23 +455,6 @@ impl Records {
     }
 }
 
-/// Takes over the directory of pending records as the version before called it. An ADD or DEL of
-/// that version, which began before the upgrade, may make it once more.
-fn take_over_debts(run: &Dir) -> Result<()> {
-    let Some(debts) = run.sub(DEBTS)? else {
-        return Ok(());
-    };
-    let Some(pending) = run.sub(PENDING)? else {
-        // Another call may do the same now.
-        let _ = run.rename(DEBTS, run, PENDING);
-        return Ok(());
-    };
-    for name in debts.names()? {
-        pending.receive(&debts, &name)?;
-    }
-    Ok(())
-}
-
 /// The record in the file `name`; `None` when there is none.
 fn read(folder: &Dir, name: &str) -> Result<Option<Record>> {
     let Some(content) = folder.read(name)? else {
@@ -429,7 +462,7 @@ fn read(folder: &Dir, name: &str) -> Result<Option<Record>> {
     };
     let path = folder.path().join(name);
     let record =
-        format::parse(&content).with_context(|| format!("{} is not a record", path.display()))?;
+        Record::parse(&content).with_context(|| format!("{} is not a record", path.display()))?;
     Ok(Some(record))
 }
 
@@ -438,11 +471,28 @@ fn read(folder: &Dir, name: &str) -> Result<Option<Record>> {
 fn read_pending(folder: &Dir, name: &str) -> Result<Option<Record>> {
     let mut record = read(folder, name)?;
     for step in record.iter_mut().flat_map(|record| &mut record.steps) {
-        if matches!(step.change, Change::Move) {
+        if step.is::<Move>() {
             step.undone(Ok(()));
         }
     }
     Ok(record)
+}
+
+/// The name of a pending record without the number that keeps two of one key apart.
+fn without_number(name: &str) -> &str {
+    match name.split_once('~') {
+        Some((number, rest)) if number.parse::<u32>().is_ok() => rest,
+        _ => name,
+    }
+}
+
+/// Adds the copy of a record whose file is lost.
+fn add_missing(claims: &mut Vec<Record>, copy: Option<Record>) {
+    let Some(copy) = copy else { return };
+    let key = copy.owner.key();
+    if !claims.iter().any(|claim| claim.owner.key() == key) {
+        claims.push(copy);
+    }
 }
 
 /// What the names of an attachment's records start with.
@@ -467,7 +517,7 @@ fn file_name(record: &Record) -> String {
 
 /// A copy whose writer was killed says nothing: the record would have been written after it.
 fn parse_copy(copy: &[u8]) -> Option<Record> {
-    let copy = format::parse(copy).ok()?;
+    let copy = Record::parse(copy).ok()?;
     copy.owner
         .is_of_this_boot()
         .is_ok_and(|is| is)

@@ -4,6 +4,7 @@ use anyhow::Result;
 
 use super::locate;
 use super::record::Record;
+use super::steps::driver::Driver;
 use crate::netns::{Life, Netns};
 use crate::node::Node;
 use crate::sysfs::Function;
@@ -77,7 +78,7 @@ fn in_living(record: &Record, node: &Node, host: &mut Socket) -> Result<State> {
         return Ok(State::Live(Some(link)));
     }
     // Without a driver because a call was ended while it bound that again, the netdev is nowhere.
-    let is_unbound = record.driver().is_some_and(|bound| bound.again)
+    let is_unbound = record.find::<Driver>().is_some_and(|driver| driver.0.again)
         && function
             .as_ref()
             .is_some_and(|function| function.driver().is_none());

@@ -8,16 +8,21 @@ use super::context::Cx;
 use super::ipam::PATIENCE;
 use super::locate::Place;
 use super::locks::DeviceLock;
-use super::record::{Record, Step};
+use super::record::{Entry, Record};
 use super::records::{Pending, Records};
-use super::steps::{self, Change};
+use super::step::UndoneAt;
+use super::steps::Kind as _;
+use super::steps::device_info::DeviceInfo;
+use super::steps::driver::Driver;
+use super::steps::lease::IpamLease;
+use super::steps::moved::Move;
 use crate::device::userspace;
 use crate::node::Node;
 use crate::sysfs::Function;
 
 /// When the lease is given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lease {
+pub enum LeaseReturn {
     /// Now.
     Now,
     /// By a later call: the next pod is waiting for the device.
@@ -31,14 +36,15 @@ pub fn end(
     mut record: Record,
     records: &Records,
     mut claim: DeviceLock,
-    lease: Lease,
+    lease: LeaseReturn,
     node: &Node,
 ) -> Result<Ended> {
     let mut cx = Cx::of(&record.owner, record.facts(), node, &records.locks)?;
-    let is_info = |step: &&mut Step| matches!(step.change, Change::DeviceInfo(_)) && step.is_left();
-    if let Some(step) = record.steps.iter_mut().find(is_info) {
-        let done = step.change.undo(&mut cx);
-        step.undone(done);
+    for step in &mut record.steps {
+        if step.is::<DeviceInfo>() && step.is_left() {
+            let done = step.change.step().undo(&mut cx);
+            step.undone(done);
+        }
     }
     let turn = records.locks.turn();
     let is_home = match take_home(&mut record, &mut cx) {
@@ -88,7 +94,7 @@ pub fn end(
         }
     };
     drop(claim);
-    if lease == Lease::Now {
+    if lease == LeaseReturn::Now {
         give_lease_back(&mut pending, node, PATIENCE, records)?;
     }
     if pending.record.is_left() {
@@ -119,8 +125,8 @@ fn take_home(record: &mut Record, cx: &mut Cx<'_>) -> Result<bool> {
         cx.place = Place::Gone;
         for step in &mut record.steps {
             if matches!(
-                step.change.place(),
-                steps::Place::Pod | steps::Place::Device
+                step.change.step().undone_at(),
+                UndoneAt::Pod | UndoneAt::Device
             ) {
                 step.undone(Ok(()));
             }
@@ -128,18 +134,23 @@ fn take_home(record: &mut Record, cx: &mut Cx<'_>) -> Result<bool> {
         return Ok(true);
     }
     cx.locate()?;
-    let is_of_pod = |step: &&mut Step| step.is_left() && step.change.place() == steps::Place::Pod;
-    for step in record.steps.iter_mut().rev().filter(is_of_pod) {
-        match (step.change.undo(cx), &step.change) {
-            (Err(error), Change::Move) => return Err(error),
-            (Ok(()), Change::Move) if cx.place == Place::Missing => {
-                step.undone(Err(anyhow!(
-                    "it has not returned from a namespace without a path"
-                )));
-                return Ok(false);
-            }
-            (done, _) => step.undone(done),
+    for step in record.steps.iter_mut().rev() {
+        if !step.is_left() || step.change.step().undone_at() != UndoneAt::Pod {
+            continue;
         }
+        let done = step.change.step().undo(cx);
+        if !step.is::<Move>() {
+            step.undone(done);
+            continue;
+        }
+        done?;
+        if cx.place == Place::Missing {
+            step.undone(Err(anyhow!(
+                "it has not returned from a namespace without a path"
+            )));
+            return Ok(false);
+        }
+        step.undone(Ok(()));
     }
     Ok(true)
 }
@@ -149,7 +160,7 @@ pub fn on_host(record: &mut Record, cx: &mut Cx<'_>) {
     if let Err(error) = refuse_held(cx) {
         return postpone(record, &error);
     }
-    let has_netdev = record.owner.device.link.is_some() && record.driver().is_some();
+    let has_netdev = record.owner.device.link.is_some() && record.find::<Driver>().is_some();
     let mut blocked: Option<String> = None;
     for step in record
         .steps
@@ -161,7 +172,7 @@ pub fn on_host(record: &mut Record, cx: &mut Cx<'_>) {
         if !step.is_left() && !cx.is_anew {
             continue;
         }
-        let is_driver = matches!(step.change, Change::Driver(_));
+        let is_driver = step.is::<Driver>();
         let is_gone = cx.place == Place::Gone && !cx.is_anew;
         if has_netdev && !is_driver && !is_gone && cx.at_home().is_none() {
             // Nothing can be tried, a reset least of all.
@@ -171,16 +182,18 @@ pub fn on_host(record: &mut Record, cx: &mut Cx<'_>) {
             step.undone(Err(anyhow!("{why}")));
             continue;
         }
-        let done = step.change.undo(cx);
+        let done = step.change.step().undo(cx);
         if let Err(error) = &done {
             blocked = blocked.or_else(|| Some(format!("{error:#}")));
         }
         step.undone(done);
     }
     // One that was to be bound again, for a GUID or around a reset.
-    let is_driver = |step: &&mut Step| matches!(step.change, Change::Driver(_)) && !step.is_left();
-    if let (Place::Unbound, Some(why)) = (&cx.place, blocked) {
-        if let Some(step) = record.steps.iter_mut().find(is_driver) {
+    let Some(why) = blocked.filter(|_| cx.place == Place::Unbound) else {
+        return;
+    };
+    for step in &mut record.steps {
+        if step.is::<Driver>() && !step.is_left() {
             step.undone(Err(anyhow!("{why}")));
         }
     }
@@ -219,20 +232,19 @@ pub fn give_lease_back(
     patience: std::time::Duration,
     records: &Records,
 ) -> Result<()> {
-    let is_lease = |step: &Step| matches!(step.change, Change::Lease(_));
     if !undo_lease(&mut pending.record, node, patience) {
         return Ok(());
     }
-    log_left(&pending.record, is_lease);
-    records.note(pending, is_lease)
+    log_left(&pending.record, Entry::is::<IpamLease>);
+    records.note(pending, Entry::is::<IpamLease>)
 }
 
 /// Calls the DEL of the IPAM, if that is still to be done.
 fn undo_lease(record: &mut Record, node: &Node, patience: std::time::Duration) -> bool {
     let owner = record.owner.clone();
     for step in record.steps.iter_mut().filter(|step| step.is_left()) {
-        if let Change::Lease(lease) = &step.change {
-            let done = lease.undo(&owner, node, patience);
+        if let Some(lease) = IpamLease::of(&step.change) {
+            let done = lease.give_back(&owner, node, patience);
             step.undone(done);
             return true;
         }
@@ -241,9 +253,9 @@ fn undo_lease(record: &mut Record, node: &Node, patience: std::time::Duration) -
 }
 
 /// Logs what could not be undone, of the steps that are `meant`.
-pub fn log_left(record: &Record, meant: impl Fn(&Step) -> bool) {
+pub fn log_left(record: &Record, meant: impl Fn(&Entry) -> bool) {
     for step in record.left().filter(|step| meant(step)) {
-        let (what, why) = (step.change.describe(), step.failed().why);
+        let (what, why) = (step.change.step().describe(), step.failed().why);
         log::warn!("pending for {}: {what}: {why}", record.owner.describe());
     }
 }

@@ -5,6 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use serde::{Deserialize, Serialize};
 
 use super::Device;
 use crate::fail;
@@ -12,11 +13,24 @@ use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
 use rail_netlink::Socket;
 use rail_netlink::link::{self, Link};
-use rail_netlink::vf::{self, Report};
+use rail_netlink::vf::{self, Report, VfState};
 
 /// How long a VF may be in a reset, in which its PF does not report it.
 const IN_RESET: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// What a PF sets of its VF, and what it reported before.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct VfSettings {
+    /// PCI address of the PF.
+    pub pf: String,
+    /// Number of the VF.
+    pub number: u32,
+    /// What ADD sets.
+    pub wanted: VfState,
+    /// What the driver reported of the same settings before, as far as a step restores them.
+    pub before: VfState,
+}
 
 /// The PF's netdev, under whatever name it has by now; `None` when the PF is gone, and its VFs with
 /// it.

@@ -1,6 +1,6 @@
-//! An upgrade under running pods, from the version before, whose records have the format 1. Record,
-//! its copy, lease and device-info file are to the byte as that version wrote them, with what a
-//! moment makes of them filled in.
+//! An upgrade under running pods, from a build before this one. Record, its copy, lease and
+//! device-info file are to the byte as that build wrote them, with the values of the moment filled
+//! in: a change of their form fails here.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -12,18 +12,18 @@ use crate::harness::{Call, Host, Ran, Sleeper, rail, vf_address, with};
 use crate::programs::RAIL_IPAM;
 
 const RECORD: &str = include_str!("upgrade/record.json");
-const DEBT: &str = include_str!("upgrade/debt.json");
+const PENDING: &str = include_str!("upgrade/pending.json");
 const LEASE: &str = include_str!("upgrade/lease.json");
 const INFO: &str = r#"{"pci":{"pci-address":"0000:01:10.0","pf-pci-address":"0000:01:00.0"},"rail-cni":{"containerID":"c1","ifname":"net1"},"type":"pci","version":"1.1.0"}"#;
-/// What the version before printed for the ADD of it, which the runtime has kept.
+/// What an earlier build printed for the ADD of it, which the runtime has kept.
 const RESULT: &str = r#"{"cniVersion":"1.1.0","interfaces":[{"mac":"02:00:00:00:00:77","mtu":9000,"name":"net1","pciID":"0000:01:10.0","sandbox":"{netns}"}],"ips":[{"address":"172.16.0.0/31","gateway":"172.16.0.1","interface":0}],"routes":[{"dst":"172.16.0.0/15","gw":"172.16.0.1","priority":1000}]}"#;
 
-/// A node on which the version before has served a pod.
+/// A node on which an earlier build has served a pod.
 struct Old {
     host: Host,
     pod: PathBuf,
     next: PathBuf,
-    /// Before the version before did anything.
+    /// Before an earlier build did anything.
     before: Value,
     mac: String,
     index: Value,
@@ -104,24 +104,41 @@ impl Old {
             })
     }
 
-    /// Puts record and copy there. the version before knew the index in the pod from the end of the
+    /// An earlier build has waited in vain for the return of the device.
+    fn miss(&self) {
+        let file = self.host.path("run/attachments/c1:net1:0000:01:10.0.json");
+        let mut record: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+        for step in record["steps"].as_array_mut().unwrap() {
+            if step["change"] == "move" {
+                step["state"] = json!({"failed": {"why": "it has not returned", "tries": 1}});
+            }
+        }
+        for file in [
+            "run/attachments/c1:net1:0000:01:10.0.json",
+            "run/locks/device-0000:01:10.0",
+        ] {
+            self.file(file, &record.to_string());
+        }
+    }
+
+    /// Puts record and copy there. An earlier build knew the index in the pod from the end of the
     /// move on.
-    fn records(&self, phase: &str) {
-        let index = if phase == "adding" {
+    fn records(&self, progress: &str) {
+        let index = if progress == "planned" {
             "0".to_owned()
         } else {
             self.index.to_string()
         };
         let record = self
             .filled(RECORD)
-            .replace("{phase}", phase)
+            .replace("{progress}", progress)
             .replace("{index}", &index);
         self.file("run/attachments/c1:net1:0000:01:10.0.json", &record);
         self.file("run/locks/device-0000:01:10.0", &record);
         fs::create_dir_all(self.host.path("run/locks")).unwrap();
     }
 
-    /// What the version before's ADD did in the pod.
+    /// What an earlier build's ADD did in the pod.
     fn attach(&self) {
         let pod = self.pod.file_name().unwrap().to_str().unwrap();
         let index = &self.index;
@@ -183,16 +200,16 @@ impl Old {
         );
     }
 
-    /// All is as it was before the version before came.
+    /// All is as it was before an earlier build came.
     #[track_caller]
     fn is_as_before(&self) {
-        let debts: Vec<_> = self
+        let pending: Vec<_> = self
             .host
             .pending()
             .iter()
             .map(|file| fs::read_to_string(file).unwrap())
             .collect();
-        assert_eq!(self.host.snapshot(), self.before, "{debts:?}");
+        assert_eq!(self.host.snapshot(), self.before, "{pending:?}");
         assert!(!self.host.path("devinfo/info").exists());
     }
 
@@ -214,12 +231,12 @@ impl Old {
 }
 
 #[test]
-fn a_running_pod_of_the_version_before_is_left_alone_and_given_back() {
+fn a_running_pod_of_an_earlier_build_is_left_alone_and_given_back() {
     let Some(old) = Old::new("running") else {
         return;
     };
     old.attach();
-    old.records("attached");
+    old.records("done");
     old.checked().ok();
     let shown = old.status();
     assert_eq!(
@@ -275,10 +292,10 @@ fn a_running_pod_of_the_version_before_is_left_alone_and_given_back() {
 }
 
 #[test]
-fn check_tells_what_a_pod_of_the_version_before_has_changed() {
+fn check_tells_what_a_pod_of_an_earlier_build_has_changed() {
     let Some(old) = Old::new("check") else { return };
     old.attach();
-    old.records("attached");
+    old.records("done");
     old.host.ip_in(&old.pod, "link set net1 mtu 1500");
     old.host.ip_in(&old.pod, "rule del priority 1000");
     let msg = old.checked().error(100)["msg"].to_string();
@@ -290,12 +307,12 @@ fn check_tells_what_a_pod_of_the_version_before_has_changed() {
     old.is_as_before();
 }
 
-/// The record is gone: its copy is enough, as it was for the version before.
+/// The record is gone: its copy is enough, as it was for an earlier build.
 #[test]
-fn the_copy_of_a_record_of_the_version_before_is_enough() {
+fn the_copy_of_a_record_of_an_earlier_build_is_enough() {
     let Some(old) = Old::new("copy") else { return };
     old.attach();
-    old.records("attached");
+    old.records("done");
     fs::remove_file(old.host.path("run/attachments/c1:net1:0000:01:10.0.json")).unwrap();
     old.checked().ok();
     old.call("DEL").run(&old.config()).ok();
@@ -303,11 +320,11 @@ fn the_copy_of_a_record_of_the_version_before_is_enough() {
 }
 
 #[test]
-fn what_a_dead_pod_of_the_version_before_left_is_put_right_by_del_and_by_the_next_add() {
+fn what_a_dead_pod_of_an_earlier_build_left_is_put_right_by_del_and_by_the_next_add() {
     for is_told in [true, false] {
         let Some(old) = Old::new("dead") else { return };
         old.attach();
-        old.records("attached");
+        old.records("done");
         old.host.hand_back(&old.pod, "net1");
         old.is_told(&["dead"]);
         if is_told {
@@ -320,10 +337,13 @@ fn what_a_dead_pod_of_the_version_before_left_is_put_right_by_del_and_by_the_nex
 
 /// What a DEL of before could not undo is undone by the next call.
 #[test]
-fn what_a_del_of_the_version_before_owed_is_undone() {
+fn what_a_del_of_an_earlier_build_owed_is_undone() {
     for end in ["DEL", "reap", ""] {
         let Some(old) = Old::new("owed") else { return };
-        old.file("run/debts/c1:net1:0000:01:10.0.json", &old.filled(DEBT));
+        old.file(
+            "run/pending/c1:net1:0000:01:10.0.json",
+            &old.filled(PENDING),
+        );
         fs::create_dir_all(old.host.path("run/attachments")).unwrap();
         fs::create_dir_all(old.host.path("run/locks")).unwrap();
         fs::remove_file(old.host.path("devinfo/info")).unwrap();
@@ -341,9 +361,9 @@ fn what_a_del_of_the_version_before_owed_is_undone() {
     }
 }
 
-/// the version before was killed in its ADD, before the move or after.
+/// an earlier build was killed in its ADD, before the move or after.
 #[test]
-fn an_add_of_the_version_before_that_was_cut_off_is_undone() {
+fn an_add_of_an_earlier_build_that_was_cut_off_is_undone() {
     for has_moved in [true, false] {
         for is_told in [true, false] {
             let Some(old) = Old::new("adding") else {
@@ -352,7 +372,7 @@ fn an_add_of_the_version_before_that_was_cut_off_is_undone() {
             if has_moved {
                 old.attach();
             }
-            old.records("adding");
+            old.records("planned");
             old.is_told(&["cut-off"]);
             if is_told {
                 old.call("DEL").run(&old.config()).ok();
@@ -367,12 +387,13 @@ fn an_add_of_the_version_before_that_was_cut_off_is_undone() {
 
 /// The namespace is gone, and a process keeps the device in it.
 #[test]
-fn a_device_that_the_version_before_missed_is_put_right_when_it_comes_back() {
+fn a_device_that_an_earlier_build_missed_is_put_right_when_it_comes_back() {
     let Some(old) = Old::new("missing") else {
         return;
     };
     old.attach();
-    old.records("missing");
+    old.records("done");
+    old.miss();
     let keeper = Sleeper::new(Some(&old.pod));
     let home = Sleeper::new(None);
     old.host.delete_netns(&old.pod);

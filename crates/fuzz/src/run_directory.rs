@@ -7,9 +7,10 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use rail_cni::attach::format;
 use rail_cni::attach::owner::Key;
+use rail_cni::attach::record::Record;
 use rail_cni::attach::records::Records;
+use rail_cni::attach::steps::host_addresses::HostAddresses;
 use rail_cni::cni::Plugin as _;
 use rail_cni::cni::{Args, Attachment, Network, Strictness};
 use rail_cni::ipam::lease::{self, Ask, Folder, Holder};
@@ -234,13 +235,14 @@ pub fn record(data: &[u8]) {
     assert!(pending.len() <= 1);
     let of_device = records.pending_of(DEVICE).expect("an answer");
     assert_eq!(of_device.len(), pending.len());
-    assert_eq!(records.ifnames_of("c1").expect("an answer"), ["net1"]);
+    let listed = records.list().expect("an answer");
+    assert_eq!(listed.interfaces_of("c1"), ["net1"]);
     for record in all
         .iter()
         .chain(pending.iter().map(|pending| &pending.record))
     {
         let text = serde_json::to_vec(record).expect("a record");
-        let again = format::parse(&text).expect("a record");
+        let again = Record::parse(&text).expect("a record");
         assert_eq!(serde_json::to_vec(&again).expect("a record"), text);
         assert!(!record.owner.describe().is_empty());
         let _ = (
@@ -256,7 +258,7 @@ pub fn record(data: &[u8]) {
         );
         assert_eq!(record.is_left(), record.left().next().is_some());
         assert!(record.is_left() || !record.is_left_of_device());
-        if let Some(host) = record.host_addresses() {
+        if let Some(host) = record.find::<HostAddresses>() {
             assert!(
                 host.lease()
                     .ips

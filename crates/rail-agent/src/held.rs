@@ -25,12 +25,9 @@ impl Held {
         let Some(dir) = host.dir(run_dir)? else {
             return Ok(Held::default());
         };
-        // Plugins of the version before called it debts; the first call of a later one gives it its
-        // name.
-        let pending = [files(&dir, "pending", 0)?, files(&dir, "debts", 0)?].concat();
         Ok(Held {
             attachments: files(&dir, "attachments", 0)?,
-            pending,
+            pending: files(&dir, "pending", 0)?,
             leases: files(&dir, "leases", 2)?,
         })
     }

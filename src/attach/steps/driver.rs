@@ -1,172 +1,59 @@
 //! The driver of a function. A pod's runtime may leave it with another driver, as vfio-pci, or with
-//! none: it gets back the one that it had. And the driver is bound again for a GUID, which the VF's
-//! driver reads once, and around a reset, of which drivers without `reset_prepare` do not hear
-//! (mlx5_core, bnxt_en). The kernel then makes netdev and RDMA device anew, under names that udev
-//! may change a moment later.
-
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+//! none: it gets back the one that it had.
 
 use anyhow::Result;
+use serde::{Deserialize, Serialize};
 
-use super::rdma;
+use super::{bind, guid};
 use crate::attach::context::{Bound, Cx};
-use crate::attach::locate::Place;
-use crate::device::Device;
-use crate::netconf::NetConf;
-use crate::sysfs::Function;
-use crate::{fail, watchdog};
+use crate::attach::step::{Asked, Step, UndoneAt};
+use crate::node::Node;
+use rail_netlink::Socket;
+use rail_netlink::vf::VfState;
 
-/// Which part of the call's time the driver has for netdev and RDMA device.
-const PART: u32 = 12;
-const PAUSE: Duration = Duration::from_millis(10);
+/// The driver that the device had.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Driver(pub Bound);
 
-/// The driver as it is; `None` for a device that is no function with a netdev.
-pub fn plan(conf: &NetConf, device: &Device) -> Result<Option<Bound>> {
-    // A program in user space has no netdev, and its driver hears of resets (vfio-pci).
-    let (Some(function), Some(_)) = (device.function(), &device.original.link) else {
-        return Ok(None);
-    };
-    let Some(driver) = function.driver() else {
-        return Ok(None);
-    };
-    if conf.reset_on_del {
-        refuse("resetOnDel", device, function)?;
+impl Step for Driver {
+    fn describe(&self) -> &'static str {
+        "the driver of its device"
     }
-    let (only, rdma) = (function.driver_override(), function.rdma_devices());
-    Ok(Some(Bound {
-        driver,
-        only,
-        rdma,
-        guids: Vec::new(),
-        again: conf.reset_on_del,
-    }))
-}
 
-/// Refuses a device whose driver cannot be bound again, or not without others. `key` is the
-/// network's that needs it.
-pub fn refuse(key: &str, device: &Device, function: &Function) -> Result<()> {
-    if let Some(why) = hindrance(device.original.siblings, function) {
-        fail!(UnsupportedField, "{key}: {} {why}", device.describe());
+    fn undone_at(&self) -> UndoneAt {
+        UndoneAt::Device
     }
-    Ok(())
-}
 
-/// Why the driver cannot be bound again without more than this device changing. `siblings`: the
-/// function has several netdevs.
-fn hindrance(siblings: bool, function: &Function) -> Option<String> {
-    if siblings {
-        return Some("has several netdevs, which unbinding its driver would remove".to_owned());
-    }
-    if function.vf_count() > 0 {
-        return Some("has VFs, which unbinding its driver would remove".to_owned());
-    }
-    let only = function
-        .driver_override()
-        .filter(|only| function.driver().as_ref() != Some(only))?;
-    Some(format!(
-        "would get the driver {only} when it is bound again (driver_override)"
-    ))
-}
-
-/// The driver of a function that can be bound again without anything else: see [`refuse`].
-pub fn alone(cx: &Cx<'_>) -> Option<Bound> {
-    let function = cx.function.as_ref().filter(|function| function.exists())?;
-    let bound = cx.facts.driver.clone()?;
-    let is_it = function.driver().as_ref() == Some(&bound.driver);
-    (is_it && hindrance(cx.owner.device.siblings, function).is_none()).then_some(bound)
-}
-
-/// Gives the function its driver back, where it has none or one for programs in user space.
-pub fn undo(bound: &Bound, cx: &mut Cx<'_>) -> Result<()> {
-    let Some(function) = cx.function.clone().filter(Function::exists) else {
-        return Ok(());
-    };
-    if function.driver_override() != bound.only {
-        function.set_driver_override(bound.only.as_deref())?;
-    }
-    if !matches!(cx.place, Place::Unbound | Place::UserSpace) {
-        return Ok(());
-    }
-    let pf = watch(cx);
-    let binding = cx.locks.binding()?;
-    {
-        let _lock = pf.map(|pf| cx.locks.pf(&pf)).transpose()?;
-        if function.driver().is_some() {
-            function.unbind()?;
+    fn plan(asked: &Asked<'_>, _cx: &mut Cx<'_>) -> Result<Option<Driver>> {
+        let device = asked.device;
+        // A program in user space has no netdev, and its driver hears of resets (vfio-pci).
+        let (Some(function), Some(_)) = (device.function(), &device.original.link) else {
+            return Ok(None);
+        };
+        let Some(driver) = function.driver() else {
+            return Ok(None);
+        };
+        let is_reset = asked.conf.reset_on_del;
+        if is_reset {
+            bind::refuse("resetOnDel", device, function)?;
         }
-        function.bind(&bound.driver)?;
+        let mut bound = Bound {
+            driver,
+            only: function.driver_override(),
+            rdma: function.rdma_devices(),
+            guids: Vec::new(),
+            again: is_reset,
+        };
+        guid::plan(asked.conf, device, &mut bound)?;
+        Ok(Some(Driver(bound)))
     }
-    let done = wait(bound, cx);
-    drop(binding);
-    restore_rdma_names(bound, cx);
-    done
-}
 
-/// Unbinds the driver, does `between`, and binds it again, whatever came of that. Netdev and RDMA
-/// devices are there when it returns.
-pub fn bind_again(
-    bound: &Bound,
-    between: fn(&Function) -> Result<()>,
-    cx: &mut Cx<'_>,
-) -> Result<()> {
-    let Some(function) = cx.function.clone() else {
-        return Ok(());
-    };
-    let pf = watch(cx);
-    // The kernel gives a new RDMA device the lowest free name: two that are made at a time could
-    // get each other's, which neither could then have back.
-    let binding = cx.locks.binding()?;
-    let done = {
-        // Not while the netdev is waited for: other VFs of the PF need the lock, too.
-        let _lock = pf.map(|pf| cx.locks.pf(&pf)).transpose()?;
-        let driver = function.driver().unwrap_or_else(|| bound.driver.clone());
-        function.unbind()?;
-        cx.place = Place::Unbound;
-        let done = between(&function);
-        function.bind(&driver)?;
-        done
-    };
-    wait(bound, cx)?;
-    drop(binding);
-    restore_rdma_names(bound, cx);
-    log::info!("the driver of {} was bound again", cx.owner.device.id);
-    done
-}
+    fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
+        bind::restore(&self.0, cx)
+    }
 
-/// Names the step that may hang, and returns the PF to lock.
-fn watch(cx: &Cx<'_>) -> Option<String> {
-    watchdog::step(|| format!("binding the driver of {} again", cx.owner.device.id));
-    cx.owner.device.pf.clone()
-}
-
-/// A name that another device has by now stays with it.
-pub fn restore_rdma_names(bound: &Bound, cx: &Cx<'_>) {
-    rdma::restore_names_made_anew(bound, cx).unwrap_or_else(|error| log::warn!("{error:#}"));
-}
-
-/// Waits until the driver has made the netdev and as many RDMA devices as before.
-fn wait(bound: &Bound, cx: &mut Cx<'_>) -> Result<()> {
-    cx.is_anew = true;
-    let patience = watchdog::part(PART);
-    let deadline = Instant::now() + patience;
-    loop {
-        cx.await_home()?;
-        let rdma = cx
-            .function
-            .as_ref()
-            .map_or(0, |function| function.rdma_devices().len());
-        if cx.at_home().is_some() && rdma >= bound.rdma.len() {
-            return Ok(());
-        }
-        if Instant::now() > deadline {
-            fail!(
-                TryAgain,
-                "{} has no netdev, or no RDMA device, {patience:?} after its driver {} was bound again: see `dmesg`",
-                cx.owner.device.id,
-                bound.driver
-            );
-        }
-        sleep(PAUSE);
+    fn isolation_left(&self, _next: &VfState, _node: &Node, _host: &mut Socket) -> Option<String> {
+        Some(self.describe().to_owned())
     }
 }

@@ -1,7 +1,6 @@
 //! `gatewayProbe`: does the leaf port at the other end of the cable have the address that the plan
 //! gave it?
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -9,8 +8,8 @@ use anyhow::{Context as _, Result};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::rail::Rail;
 use crate::attach::context::Cx;
+use crate::attach::step::{Asked, Made, Phase, Step, UndoneAt};
 use crate::cni::AddResult;
 use crate::device::Device;
 use crate::neighbours;
@@ -19,7 +18,6 @@ use crate::netns::Pod;
 use crate::node::Node;
 use crate::pool::store;
 use crate::{fail, failure};
-use rail_netlink::Socket;
 use rail_netlink::link::{self, Link};
 use rail_netlink::neighbour::{self, State};
 
@@ -49,58 +47,81 @@ pub struct Gateways {
     pub timeout: Duration,
 }
 
-/// The gateways to ask.
-pub fn plan(conf: &NetConf, rail: &Rail, leased: &AddResult) -> Result<Option<Gateways>> {
-    let Some(wanted) = &conf.probe else {
-        return Ok(None);
-    };
-    let gateways = gateways(rail, leased);
-    if gateways.is_empty() {
-        conf.or_warn(
-            conf.probe,
-            failure!(
+impl Step for Gateways {
+    fn describe(&self) -> &'static str {
+        "its gateways"
+    }
+
+    fn undone_at(&self) -> UndoneAt {
+        UndoneAt::Nowhere
+    }
+
+    fn phase() -> Phase {
+        Phase::AfterLease
+    }
+
+    fn plan(asked: &Asked<'_>, cx: &mut Cx<'_>) -> Result<Option<Gateways>> {
+        let Some(wanted) = &asked.conf.probe else {
+            return Ok(None);
+        };
+        if asked.device.original.link.is_none() {
+            return Ok(None);
+        }
+        let of_addresses = asked.leased.ips.iter().filter_map(|ip| ip.gateway);
+        let gateways = neighbours::sorted(of_addresses.chain(cx.facts.next_hops.clone()));
+        if gateways.is_empty() {
+            let error = failure!(
                 InvalidConfig,
                 "gatewayProbe: neither the IPAM plugin nor a route names a gateway"
-            ),
-        )?;
-        return Ok(None);
-    }
-    for net in &rail.addresses {
-        if !gateways
-            .iter()
-            .any(|gateway| gateway.is_ipv4() == net.addr().is_ipv4())
-        {
-            log::warn!("gatewayProbe: {net} has no gateway that could be asked");
+            );
+            asked.conf.or_warn(asked.conf.probe, error)?;
+            return Ok(None);
         }
+        for net in &cx.facts.addresses {
+            let is_of_family = |gateway: &IpAddr| gateway.is_ipv4() == net.addr().is_ipv4();
+            if !gateways.iter().any(is_of_family) {
+                log::warn!("gatewayProbe: {net} has no gateway that could be asked");
+            }
+        }
+        Ok(Some(Gateways {
+            gateways,
+            timeout: wanted.timeout,
+        }))
     }
-    Ok(Some(Gateways {
-        gateways,
-        timeout: wanted.timeout,
-    }))
+
+    /// Asks the gateways through the rail in the pod. An error names those that did not answer.
+    fn make(&mut self, asked: &Asked<'_>, _made: &mut Made, cx: &mut Cx<'_>) -> Result<()> {
+        self.ask_and_announce(cx)
+            .or_else(|error| asked.conf.or_warn(asked.conf.probe, error))
+    }
+
+    fn undo(&self, _cx: &mut Cx<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Asks the gateways again. A rail that is down asks none.
+    fn check(&self, _previous: &AddResult, cx: &mut Cx<'_>) -> Result<Vec<String>> {
+        if cx.link_in_pod().is_none_or(|link| !link.up) {
+            return Ok(Vec::new());
+        }
+        let silent = self.ask(cx).err();
+        Ok(silent
+            .map(|error| format!("{error:#}"))
+            .into_iter()
+            .collect())
+    }
 }
 
 impl Gateways {
-    /// Asks them through the rail in the pod. An error names those that did not answer.
-    pub fn apply(&self, cx: &mut Cx<'_>) -> Result<()> {
+    fn ask_and_announce(&self, cx: &mut Cx<'_>) -> Result<()> {
         self.ask(cx)?;
         let Some(link) = cx.link_in_pod() else {
             return Ok(());
         };
         let addresses = cx.facts.addresses.clone();
-        announce_ipv4(&mut cx.pod()?.socket, &link, &addresses, &self.gateways);
+        let pod = &mut cx.pod()?.socket;
+        neighbours::announce_ipv4(&link, &addresses, &self.gateways, pod);
         Ok(())
-    }
-
-    /// The same in CHECK. A rail that is down asks no gateway.
-    pub fn check(&self, cx: &mut Cx<'_>) -> Vec<String> {
-        if cx.link_in_pod().is_none_or(|link| !link.up) {
-            return Vec::new();
-        }
-        self.ask(cx)
-            .err()
-            .map(|error| format!("{error:#}"))
-            .into_iter()
-            .collect()
     }
 
     /// Asks them. An error names those that did not answer, with the leaf port of the plan, and the
@@ -204,43 +225,4 @@ fn who_answers(
     others
         .into_iter()
         .find(|(_, other, _)| !silent.contains(other))
-}
-
-/// Tells the next hops which MAC has the address now, without waiting for an answer.
-pub fn announce(rail: &Rail, leased: &AddResult, cx: &mut Cx<'_>) -> Result<()> {
-    let Some(link) = cx.link_in_pod() else {
-        return Ok(());
-    };
-    let gateways = gateways(rail, leased);
-    let pod = cx.pod()?;
-    neighbours::tell(&gateways, &rail.addresses, &link, pod);
-    announce_ipv4(&mut pod.socket, &link, &rail.addresses, &gateways);
-    Ok(())
-}
-
-/// From a question for its IPv6 address, a leaf learns nothing about the IPv4 addresses of the
-/// rail. A question for such an address itself tells it, as a gratuitous ARP.
-fn announce_ipv4(pod: &mut Socket, link: &Link, addresses: &[IpNet], gateways: &[IpAddr]) {
-    if gateways.is_empty() || gateways.iter().any(IpAddr::is_ipv4) {
-        return;
-    }
-    for address in addresses.iter().map(IpNet::addr).filter(IpAddr::is_ipv4) {
-        let asked = neighbour::ask(pod, link.index, address);
-        asked.unwrap_or_else(|error| log::warn!("{error:#}"));
-    }
-}
-
-/// The gateways of the addresses, and the next hops of the routes.
-fn gateways(rail: &Rail, leased: &AddResult) -> Vec<IpAddr> {
-    let of_addresses = leased.ips.iter().filter_map(|ip| ip.gateway);
-    let of_routes = rail.routes.iter().filter_map(|route| route.gateway);
-    sorted(of_addresses.chain(of_routes))
-}
-
-/// The gateways of a rail in order, each once.
-pub fn sorted(gateways: impl Iterator<Item = IpAddr>) -> Vec<IpAddr> {
-    let all: BTreeSet<_> = gateways
-        .filter(|gateway| !gateway.is_unspecified())
-        .collect();
-    all.into_iter().collect()
 }

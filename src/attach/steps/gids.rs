@@ -13,9 +13,11 @@ use serde::{Deserialize, Serialize};
 
 use super::rdma::function_in_pod;
 use crate::attach::context::Cx;
+use crate::attach::step::{Asked, Made, Phase, Step, UndoneAt};
+use crate::cni::AddResult;
 use crate::device::gid::{Gid, gids_of};
-use crate::fail;
 use crate::netconf::Probe;
+use crate::{fail, watchdog};
 
 /// The GIDs that ADD waits for.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -29,10 +31,50 @@ pub struct Gids {
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
+impl Step for Gids {
+    fn describe(&self) -> &'static str {
+        "its GIDs"
+    }
+
+    fn undone_at(&self) -> UndoneAt {
+        UndoneAt::Nowhere
+    }
+
+    fn phase() -> Phase {
+        Phase::AfterLease
+    }
+
+    fn plan(asked: &Asked<'_>, cx: &mut Cx<'_>) -> Result<Option<Gids>> {
+        let has_addresses = asked.device.original.link.is_some() || cx.owner.is_rdma_alone();
+        let is_asked = asked.conf.gid.is_some() && !cx.facts.rdma_names.is_empty();
+        Ok((is_asked && has_addresses).then(Gids::default))
+    }
+
+    fn make(&mut self, asked: &Asked<'_>, made: &mut Made, cx: &mut Cx<'_>) -> Result<()> {
+        watchdog::step(|| "waiting for GIDs".to_owned());
+        let Some(probe) = asked.conf.gid else {
+            return Ok(());
+        };
+        self.await_all(probe, made.up_since, cx)
+            .or_else(|error| asked.conf.or_warn(asked.conf.gid, error))?;
+        made.gids.clone_from(&self.found);
+        Ok(())
+    }
+
+    fn undo(&self, _cx: &mut Cx<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Programs of the pod use the indexes of the GIDs.
+    fn check(&self, _previous: &AddResult, cx: &mut Cx<'_>) -> Result<Vec<String>> {
+        self.differences(cx)
+    }
+}
+
 impl Gids {
     /// Waits for the GIDs of the addresses and notes them. An error names the addresses that have
     /// none. `start` is when the link came up.
-    pub fn apply(&mut self, probe: Probe, start: Instant, cx: &Cx<'_>) -> Result<()> {
+    fn await_all(&mut self, probe: Probe, start: Instant, cx: &Cx<'_>) -> Result<()> {
         let missing;
         (self.found, missing) = wait(probe, start, cx)?;
         if missing.is_empty() {
@@ -50,8 +92,7 @@ impl Gids {
         )
     }
 
-    /// What CHECK finds about the GIDs: programs of the pod use their indexes.
-    pub fn check(&self, cx: &Cx<'_>) -> Result<Vec<String>> {
+    fn differences(&self, cx: &Cx<'_>) -> Result<Vec<String>> {
         let mut differences = Vec::new();
         if self.found.is_empty() {
             return Ok(differences);

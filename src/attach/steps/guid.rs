@@ -1,10 +1,10 @@
 //! The GUID of an InfiniBand VF. The PF's driver keeps it, and the VF's driver reads it once, when
 //! it is bound. So a GUID that a network requests needs the VF's driver to be [bound
-//! again](driver), and so does its restoration.
+//! again](bind), and so does its restoration.
 
 use anyhow::Result;
 
-use super::driver;
+use super::bind;
 use crate::attach::context::{Bound, Cx};
 use crate::cni::Network;
 use crate::device::Device;
@@ -40,9 +40,10 @@ pub fn refuse_unconfigured(conf: &NetConf, network: &Network) -> Result<()> {
     Ok(())
 }
 
-/// Decides whether the driver must be bound again for `guid`, which the network wants, and refuses
+/// Decides whether the driver must be bound again for the GUID that the network wants, and refuses
 /// what is not possible.
-pub fn plan(conf: &NetConf, device: &Device, guid: Option<u64>, bound: &mut Bound) -> Result<()> {
+pub fn plan(conf: &NetConf, device: &Device, bound: &mut Bound) -> Result<()> {
+    let guid = conf.vf.port_guid;
     // A program in user space takes the GUID when it starts.
     let (Some(function), Some(link)) = (device.function(), &device.original.link) else {
         return Ok(());
@@ -78,7 +79,7 @@ fn refuse(device: &Device, function: &Function) -> Result<()> {
             "infinibandGUID: {what} is not a VF, and a PF keeps its GUID"
         );
     }
-    driver::refuse("infinibandGUID", device, function)?;
+    bind::refuse("infinibandGUID", device, function)?;
     if function.list_rdma_devices()?.is_empty() {
         fail!(
             TryAgain,
@@ -124,7 +125,7 @@ pub fn give_back(cx: &mut Cx<'_>) -> Result<()> {
     };
     exchange(&bound, None, cx)?;
     // Also after a call that was ended in between.
-    driver::restore_rdma_names(&bound, cx);
+    bind::restore_rdma_names(&bound, cx);
     Ok(())
 }
 
@@ -138,7 +139,7 @@ fn exchange(bound: &Bound, wanted: Option<u64>, cx: &mut Cx<'_>) -> Result<()> {
     if cx.at_home().is_none() || !is_due(&now(cx), wanted, bound) {
         return Ok(());
     }
-    driver::bind_again(bound, |_| Ok(()), cx)?;
+    bind::bind_again(bound, |_| Ok(()), cx)?;
     let now = now(cx);
     if now.is_empty() || is_due(&now, wanted, bound) {
         let now: Vec<_> = now

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{links, rail};
 use crate::attach::context::Cx;
+use crate::attach::step::{Asked, Step, UndoneAt};
 use crate::cni::{self, AddResult, Ip};
 use crate::{fail, failure, files};
 use rail_netlink::address::Address;
@@ -37,15 +38,23 @@ pub struct HostAddresses {
     at: u64,
 }
 
-impl HostAddresses {
-    /// What the host has on the device, or had before an attachment that could not restore it:
-    /// `previous`.
-    pub fn plan(
-        what: &str,
-        cx: &mut Cx<'_>,
-        previous: Option<&HostAddresses>,
-    ) -> Result<HostAddresses> {
-        let Some(link) = cx.owner.device.link.clone() else {
+impl Step for HostAddresses {
+    fn describe(&self) -> &'static str {
+        "the host's addresses on its device"
+    }
+
+    fn undone_at(&self) -> UndoneAt {
+        UndoneAt::Device
+    }
+
+    /// What the host has on the device. Empty where an earlier attachment has not given the host
+    /// its addresses back: those of its record are inherited.
+    fn plan(asked: &Asked<'_>, cx: &mut Cx<'_>) -> Result<Option<HostAddresses>> {
+        if !asked.conf.is_of_host {
+            return Ok(None);
+        }
+        let what = asked.device.describe();
+        let Some(link) = asked.device.original.link.clone() else {
             fail!(
                 InvalidConfig,
                 "ipam.source: {what} has no netdev, so the host has no address on it"
@@ -57,15 +66,23 @@ impl HostAddresses {
                 "ipam.source: the pod has the host's network namespace"
             );
         }
-        match previous {
-            Some(previous) if !links::has_address(&link, &mut cx.host)? => Ok(previous.clone()),
-            previous => {
-                let now = HostAddresses::take(what, &link, &mut cx.host)?;
-                Ok(previous.cloned().unwrap_or(now))
-            }
+        if asked.inherits_host_addresses && !links::has_address(&link, &mut cx.host)? {
+            return Ok(Some(HostAddresses::default()));
         }
+        HostAddresses::take(&what, &link, &mut cx.host).map(Some)
     }
 
+    /// Restores addresses, then routes and neighbours, which need them, on the device, which is on
+    /// the host and as it was. What the host has by now stays.
+    fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
+        match cx.at_home() {
+            Some(link) => self.restore(&link, &mut cx.host),
+            None => Ok(()),
+        }
+    }
+}
+
+impl HostAddresses {
     /// Reads what the host has on `link`. Fails if the host would lose more than the rail with it.
     pub fn take(what: &str, link: &Link, host: &mut Socket) -> Result<HostAddresses> {
         let needed = |why: String| failure!(InvalidConfig, "{what} is in use by the host: {why}");
@@ -251,15 +268,6 @@ impl HostAddresses {
             .filter_map(|one| one.set_neighbour(pod, link).err())
         {
             log::warn!("{error:#}");
-        }
-    }
-
-    /// Restores addresses, then routes and neighbours, which need them, on the device, which is on
-    /// the host and as it was. What the host has by now stays.
-    pub fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
-        match cx.at_home() {
-            Some(link) => self.restore(&link, &mut cx.host),
-            None => Ok(()),
         }
     }
 

@@ -6,16 +6,18 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::attach::context::Cx;
 use crate::attach::ipam::Ipam;
+use crate::attach::ipam::PATIENCE;
 use crate::attach::owner::Owner;
-use crate::cni::{Args, Command, Network};
-use crate::netconf::NetConf;
+use crate::attach::step::{Asked, Step, UndoneAt};
+use crate::cni::{Args, Command};
 use crate::netns::Life;
 use crate::node::Node;
 
 /// Everything an IPAM plugin needs for a DEL.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Lease {
+pub struct IpamLease {
     /// `ipam.type`.
     pub r#type: String,
     /// The network configuration of ADD.
@@ -33,25 +35,38 @@ fn yes() -> bool {
     true
 }
 
-impl Lease {
-    /// What will be asked of the IPAM, if the network has one. `stdin` is the configuration that it
-    /// gets.
-    pub fn plan(conf: &NetConf, network: &Network, stdin: &[u8]) -> Result<Option<Lease>> {
-        let Some(name) = &conf.ipam else {
+impl Step for IpamLease {
+    fn describe(&self) -> &'static str {
+        "the DEL of its IPAM"
+    }
+
+    fn undone_at(&self) -> UndoneAt {
+        UndoneAt::Elsewhere
+    }
+
+    fn plan(asked: &Asked<'_>, _cx: &mut Cx<'_>) -> Result<Option<IpamLease>> {
+        let Some(name) = &asked.conf.ipam else {
             return Ok(None);
         };
-        Ok(Some(Lease {
+        let config = String::from_utf8(asked.ipam_config.to_vec());
+        Ok(Some(IpamLease {
             r#type: name.clone(),
-            config: String::from_utf8(stdin.to_vec()).context("stdin is not UTF-8")?,
-            args: network.args.raw.clone(),
-            path: network.path.clone(),
+            config: config.context("stdin is not UTF-8")?,
+            args: asked.network.args.raw.clone(),
+            path: asked.network.path.clone(),
             may_hold: true,
         }))
     }
 
+    fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
+        self.give_back(&cx.owner, cx.node, PATIENCE)
+    }
+}
+
+impl IpamLease {
     /// Calls DEL of the IPAM. One whose ADD answered with an error holds nothing, whatever it
     /// answers to DEL: as a rule it cannot read the configuration.
-    pub fn undo(&self, owner: &Owner, node: &Node, patience: Duration) -> Result<()> {
+    pub fn give_back(&self, owner: &Owner, node: &Node, patience: Duration) -> Result<()> {
         match self.delete(owner, node, patience) {
             Err(error) if !self.may_hold => {
                 log::warn!(

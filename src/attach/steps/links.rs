@@ -6,13 +6,43 @@
 use anyhow::Result;
 
 use crate::attach::context::Cx;
-use crate::attach::steps::driver;
+use crate::attach::step::{Asked, Step, UndoneAt};
 use crate::device::{bpf, stacked};
+use crate::node::Node;
 use rail_netlink::link::{self, Link};
+use rail_netlink::vf::VfState;
 use rail_netlink::{Socket, address, all_of};
 
+use super::bind;
+
+/// The pod may stack links on the netdev.
+#[derive(Debug)]
+pub struct Links;
+
+impl Step for Links {
+    fn describe(&self) -> &'static str {
+        "its links on the device"
+    }
+
+    fn undone_at(&self) -> UndoneAt {
+        UndoneAt::Device
+    }
+
+    fn plan(asked: &Asked<'_>, _cx: &mut Cx<'_>) -> Result<Option<Links>> {
+        Ok(asked.device.original.link.as_ref().map(|_| Links))
+    }
+
+    fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
+        end_use(cx)
+    }
+
+    fn isolation_left(&self, _next: &VfState, _node: &Node, _host: &mut Socket) -> Option<String> {
+        Some(self.describe().to_owned())
+    }
+}
+
 /// Ends the use of the device, which is on the host.
-pub fn undo(cx: &mut Cx<'_>) -> Result<()> {
+fn end_use(cx: &mut Cx<'_>) -> Result<()> {
     let (Some(link), Some(original)) = (cx.at_home(), cx.owner.device.link.clone()) else {
         return Ok(());
     };
@@ -36,14 +66,14 @@ pub fn undo(cx: &mut Cx<'_>) -> Result<()> {
 
 /// What is left on the netdev, wherever it hides, ends with it: the driver is bound again.
 fn end_with_driver(left: anyhow::Error, cx: &mut Cx<'_>) -> Result<()> {
-    let Some(bound) = driver::alone(cx) else {
+    let Some(bound) = bind::alone(cx) else {
         return Err(left);
     };
     log::warn!(
         "{left:#}: the driver of {} is bound again",
         cx.owner.device.id
     );
-    driver::bind_again(&bound, |_| Ok(()), cx)
+    bind::bind_again(&bound, |_| Ok(()), cx)
 }
 
 /// Whether a link of the host has MTU, MAC and state as they were, and the name, or another netdev

@@ -5,22 +5,65 @@ use anyhow::{Context as _, Result};
 use super::rdma;
 use crate::attach::context::Cx;
 use crate::attach::locate::{self, Place};
-use crate::device;
+use crate::attach::step::{Asked, Made, Step, UndoneAt};
+use crate::cni::AddResult;
+use crate::device::alias::Alias;
+use crate::device::stacked::receiver_in_pod;
 use crate::netconf::NetConf;
 use crate::netns::Netns;
 use crate::{fail, watchdog};
 use rail_netlink::Socket;
-use rail_netlink::link::{self, Link, Move, parse_mac};
+use rail_netlink::link::{self, Link, parse_mac};
 use rail_netlink::stacked::{self, Receiver};
 
-/// Names the step that may take long, for the log.
-fn watch(cx: &Cx<'_>, what: &str) {
-    watchdog::step(|| format!("{what} {}", cx.owner.device.id));
+/// The netdev moves to the pod.
+#[derive(Debug)]
+pub struct Move;
+
+impl Step for Move {
+    fn describe(&self) -> &'static str {
+        "the return of its device"
+    }
+
+    fn undone_at(&self) -> UndoneAt {
+        UndoneAt::Pod
+    }
+
+    fn plan(asked: &Asked<'_>, _cx: &mut Cx<'_>) -> Result<Option<Move>> {
+        Ok(asked.device.original.link.as_ref().map(|_| Move))
+    }
+
+    fn make(&mut self, asked: &Asked<'_>, made: &mut Made, cx: &mut Cx<'_>) -> Result<()> {
+        made.turn = cx.locks.turn();
+        watchdog::step(|| format!("moving {}", cx.owner.device.id));
+        if made.is_anew {
+            look_again(cx)?;
+        }
+        // Not where DEL would not know the alias that was there before.
+        let alias = if cx.facts.knows_alias {
+            Alias::of(asked.conf, &cx.owner.network, asked.leased, cx.node)
+        } else {
+            None
+        };
+        move_to_pod(asked.conf, alias.map(Alias::text).as_deref(), cx)
+    }
+
+    fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
+        take_home(cx)
+    }
+
+    fn check(&self, _previous: &AddResult, cx: &mut Cx<'_>) -> Result<Vec<String>> {
+        if cx.link_in_pod().is_some() {
+            return Ok(Vec::new());
+        }
+        let id = &cx.owner.device.id;
+        Ok(vec![format!("the device {id} is not in the pod")])
+    }
 }
 
 /// The device as it is right before its move: a driver whose VF the PF has set, or whose RDMA
 /// device has left, may have made the netdev anew.
-pub fn look_again(cx: &mut Cx<'_>) -> Result<()> {
+fn look_again(cx: &mut Cx<'_>) -> Result<()> {
     // The kernel makes the netdev of an InfiniBand device anew when its RDMA device moves: on the
     // host, or since Linux 6.18 with it.
     let is_infiniband = cx
@@ -39,7 +82,7 @@ pub fn look_again(cx: &mut Cx<'_>) -> Result<()> {
 }
 
 /// Moves the device into the pod with one message, which tells the pod what its rail is.
-pub fn apply(conf: &NetConf, alias: Option<&str>, cx: &mut Cx<'_>) -> Result<()> {
+fn move_to_pod(conf: &NetConf, alias: Option<&str>, cx: &mut Cx<'_>) -> Result<()> {
     let original = cx.link_on_host()?;
     let ifname = cx.owner.ifname.clone();
     for altname in clashing(&mut cx.pod()?.socket, &original, &ifname)? {
@@ -54,7 +97,7 @@ pub fn apply(conf: &NetConf, alias: Option<&str>, cx: &mut Cx<'_>) -> Result<()>
         host,
         &original,
         &pod.netns,
-        &Move {
+        &link::Move {
             name: &ifname,
             mtu: conf.mtu,
             mac,
@@ -86,7 +129,7 @@ fn refuse_shared(cx: &mut Cx<'_>) -> Result<()> {
         .link
         .as_ref()
         .is_some_and(|original| original.up);
-    match device::stacked::receiver_in_pod(&link, was_up, &mut cx.pod()?.socket)? {
+    match receiver_in_pod(&link, was_up, &mut cx.pod()?.socket)? {
         Receiver::Nobody | Receiver::Unknown => Ok(()),
         Receiver::Somebody => fail!(
             TryAgain,
@@ -107,8 +150,8 @@ fn clashing(pod: &mut Socket, device: &Link, name: &str) -> Result<Vec<String>> 
 }
 
 /// Moves the device back, after its RDMA devices. An error means that it is still in the pod.
-pub fn undo(cx: &mut Cx<'_>) -> Result<()> {
-    watch(cx, "returning");
+fn take_home(cx: &mut Cx<'_>) -> Result<()> {
+    watchdog::step(|| format!("returning {}", cx.owner.device.id));
     let moving = cx.facts.rdma.clone();
     // It does not keep the netdev there, and is tried again when that is home.
     rdma::take_back(&moving, cx).unwrap_or_else(|error| log::warn!("{error:#}"));
@@ -184,7 +227,7 @@ fn move_home(link: &Link, cx: &mut Cx<'_>) -> Result<()> {
         pod,
         link,
         &host_ns,
-        &Move {
+        &link::Move {
             name: &name,
             mtu,
             mac: mac.as_deref(),
@@ -199,9 +242,9 @@ fn move_home(link: &Link, cx: &mut Cx<'_>) -> Result<()> {
             pod,
             link,
             &host_ns,
-            &Move {
+            &link::Move {
                 name: &free(host)?,
-                ..Move::default()
+                ..link::Move::default()
             },
         )?;
     }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attach::context::Cx;
 use crate::attach::locate::{self, Place};
+use crate::attach::step::{Asked, Step, UndoneAt};
 use crate::device::settings::Settings;
 use crate::fail;
 use rail_netlink::Socket;
@@ -25,19 +26,29 @@ pub struct Netdev {
     pub sysctls: Sysctls,
 }
 
-impl Netdev {
-    /// The device as it is.
-    pub fn plan(link: &Link, cx: &mut Cx<'_>) -> Result<Netdev> {
+impl Step for Netdev {
+    fn describe(&self) -> &'static str {
+        "the settings of its netdev"
+    }
+
+    fn undone_at(&self) -> UndoneAt {
+        UndoneAt::Device
+    }
+
+    fn plan(asked: &Asked<'_>, cx: &mut Cx<'_>) -> Result<Option<Netdev>> {
+        let Some(link) = &asked.device.original.link else {
+            return Ok(None);
+        };
         let settings = Settings::take(link, &cx.node.sysfs_root, &mut cx.host);
-        Ok(Netdev {
+        Ok(Some(Netdev {
             settings,
             sysctls: devconf::read(&mut cx.host, link.index)?,
-        })
+        }))
     }
 
     /// Restores the netdev, which is on the host: name, MTU, MAC, altnames, all that a pod can
     /// change, and up.
-    pub fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
+    fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
         let (Some(mut link), Some(original)) = (cx.at_home(), cx.owner.device.link.clone()) else {
             return Ok(());
         };
@@ -58,7 +69,9 @@ impl Netdev {
         }
         all_of(done).with_context(|| format!("{} is on the host, but not as it was", link.name))
     }
+}
 
+impl Netdev {
     fn restore(&self, link: &Link, original: &Link, cx: &mut Cx<'_>) -> Vec<Result<()>> {
         let host = &mut cx.host;
         // These come first: sysfs has the device under its present name.

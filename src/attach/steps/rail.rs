@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::Result;
 use ipnet::IpNet;
@@ -12,11 +13,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::attach::context::Cx;
 use crate::attach::locate::Place;
+use crate::attach::step::{Asked, Made, Others, Phase, Step, UndoneAt};
 use crate::cluster_networks::overlap;
 use crate::cni::{self, AddResult};
 use crate::netconf::{NetConf, Routing, check_route};
-use crate::node;
-use crate::{fail, failure};
+use crate::{fail, failure, neighbours, node, watchdog};
 use rail_netlink::all_of;
 use rail_netlink::link::{self, Link};
 use rail_netlink::route::{MAIN, Route};
@@ -47,6 +48,78 @@ pub struct Rail {
     pub rules: Vec<Rule>,
 }
 
+impl Step for Rail {
+    fn describe(&self) -> &'static str {
+        "its rules in the pod"
+    }
+
+    fn undone_at(&self) -> UndoneAt {
+        UndoneAt::Pod
+    }
+
+    fn phase() -> Phase {
+        Phase::AfterLease
+    }
+
+    /// What the rail is to have in the pod, compared with what the pod has.
+    fn plan(asked: &Asked<'_>, cx: &mut Cx<'_>) -> Result<Option<Rail>> {
+        if asked.device.original.link.is_none() {
+            return Ok(None);
+        }
+        let (conf, leased) = (asked.conf, asked.leased);
+        let rails = asked.others.interfaces();
+        let slot = match conf.rail {
+            Some(rail) if conf.routing == Routing::SourceBased => {
+                own_slot(conf, rail, &rails, asked.others, &mut cx.pod()?.socket)?
+            }
+            rail => rail.map(u32::from),
+        };
+        if slot.is_none() {
+            // Until the routes are there: another network of this pod must not choose the same.
+            cx.table_lock = Some(cx.locks.netns(&cx.owner.netns)?);
+        }
+        let rail = plan(conf, leased, slot, &mut cx.pod()?.socket)?;
+        check_routes(&rail, &rails, cx)?;
+        Ok(Some(rail))
+    }
+
+    fn make(&mut self, asked: &Asked<'_>, made: &mut Made, cx: &mut Cx<'_>) -> Result<()> {
+        self.apply(asked.conf, cx)?;
+        cx.table_lock = None;
+        made.turn = None;
+        made.up_since = Instant::now();
+        watchdog::step(|| "asking the gateway".to_owned());
+        if cx.facts.asks_gateways {
+            return Ok(());
+        }
+        self.announce(asked.leased, cx)
+    }
+
+    /// Removes the rules, which stay in the pod when the device leaves, and the addresses where it
+    /// does not leave.
+    fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
+        let is_pod_the_host = cx.is_pod_the_host()?;
+        let link = cx.link_in_pod().filter(|_| is_pod_the_host);
+        let Some(pod) = &mut cx.pod else {
+            return Ok(());
+        };
+        let mut done = Vec::new();
+        for rule in &self.rules {
+            done.push(rule::remove(&mut pod.socket, rule));
+        }
+        if let Some(link) = link {
+            for net in &self.addresses {
+                done.push(address::remove(&mut pod.socket, &link, *net));
+            }
+        }
+        all_of(done)
+    }
+
+    fn check(&self, previous: &AddResult, cx: &mut Cx<'_>) -> Result<Vec<String>> {
+        self.differences(previous, cx)
+    }
+}
+
 /// Refuses a pod that has an interface with this name or altname.
 pub fn refuse_name_in_use(pod: &mut Socket, name: &str) -> Result<()> {
     if let Some(link) = link::by_name(pod, name)? {
@@ -67,11 +140,11 @@ pub fn refuse_name_in_use(pod: &mut Socket, name: &str) -> Result<()> {
 /// `None` where another has it: a second NIC of the rail, as in pods with a compute and a storage
 /// fabric that both begin at rail 0, or a network before the rails, because plugins such as sbr
 /// number tables from where ours begin. `rails` are the interfaces of the pod's other rails.
-pub fn own_slot(
+fn own_slot(
     conf: &NetConf,
     rail: u8,
     rails: &[String],
-    rail_of: impl Fn(&str) -> Result<Option<u8>>,
+    others: &dyn Others,
     pod: &mut Socket,
 ) -> Result<Option<u32>> {
     let slot = u32::from(rail);
@@ -91,7 +164,7 @@ pub fn own_slot(
             );
             return Ok(None);
         }
-        if rail_of(name)? == Some(rail) {
+        if others.rail_of(name)? == Some(rail) {
             log::info!("{name} is of rail {rail}, too: each has a table of its own");
             return Ok(None);
         }
@@ -284,7 +357,7 @@ fn each_once(routes: Vec<Route>) -> Result<Vec<Route>> {
 /// them by the default route of eth0, and every other route is longer than that, also the one to
 /// the prefix of an address. An overlap with another network of the pod is logged, unless that is
 /// another rail, which shares the fabric: `rails` are the interfaces of those.
-pub fn check_routes(rail: &Rail, rails: &[String], cx: &mut Cx<'_>) -> Result<()> {
+fn check_routes(rail: &Rail, rails: &[String], cx: &mut Cx<'_>) -> Result<()> {
     if rail.routes.is_empty() && cx.node.cluster_networks.is_empty() {
         return Ok(());
     }
@@ -495,7 +568,7 @@ fn set_sysctls(conf: &NetConf, rail: &Rail, ifname: &str) -> Result<()> {
         .any(|gateway| gateway.is_ipv6());
     let usual = [
         // The kernel announces the address when the link comes up with its carrier; see
-        // gateway::announce for later ones.
+        // `announce` for later ones.
         ("ipv4", "arp_notify", "1"),
         // Eight rails in one pod must each answer and ask for their own address only.
         ("ipv4", "arp_ignore", "1"),
@@ -549,7 +622,7 @@ impl Rail {
     /// Makes the device in the pod a rail: sysctls and addresses, up, routes and rules. In this
     /// order each step finds what it needs, and the kernel announces the addresses when the link
     /// comes up.
-    pub fn apply(&self, conf: &NetConf, cx: &mut Cx<'_>) -> Result<()> {
+    fn apply(&self, conf: &NetConf, cx: &mut Cx<'_>) -> Result<()> {
         // A program in user space has the device, and will own the address.
         let Some(link) = cx.link_in_pod() else {
             return Ok(());
@@ -583,24 +656,22 @@ impl Rail {
         }
     }
 
-    /// Removes the rules, which stay in the pod when the device leaves, and the addresses where it
-    /// does not leave.
-    pub fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
-        let is_pod_the_host = cx.is_pod_the_host()?;
-        let link = cx.link_in_pod().filter(|_| is_pod_the_host);
-        let Some(pod) = &mut cx.pod else {
+    /// Tells the next hops which MAC has the address now, without waiting for an answer.
+    fn announce(&self, leased: &AddResult, cx: &mut Cx<'_>) -> Result<()> {
+        let Some(link) = cx.link_in_pod() else {
             return Ok(());
         };
-        let mut done = Vec::new();
-        for rule in &self.rules {
-            done.push(rule::remove(&mut pod.socket, rule));
-        }
-        if let Some(link) = link {
-            for net in &self.addresses {
-                done.push(address::remove(&mut pod.socket, &link, *net));
-            }
-        }
-        all_of(done)
+        let of_addresses = leased.ips.iter().filter_map(|ip| ip.gateway);
+        let gateways = neighbours::sorted(of_addresses.chain(self.next_hops()));
+        let pod = cx.pod()?;
+        neighbours::tell(&gateways, &self.addresses, &link, pod);
+        neighbours::announce_ipv4(&link, &self.addresses, &gateways, &mut pod.socket);
+        Ok(())
+    }
+
+    /// The next hops of the routes.
+    pub fn next_hops(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.routes.iter().filter_map(|route| route.gateway)
     }
 }
 
@@ -642,7 +713,7 @@ impl Rail {
     }
 
     /// Compares the pod with what ADD made; every difference is one line.
-    pub fn check(&self, previous: &AddResult, cx: &mut Cx<'_>) -> Result<Vec<String>> {
+    fn differences(&self, previous: &AddResult, cx: &mut Cx<'_>) -> Result<Vec<String>> {
         let Some(link) = cx.link_in_pod() else {
             return Ok(Vec::new());
         };

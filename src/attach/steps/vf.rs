@@ -7,36 +7,84 @@ use serde::{Deserialize, Serialize};
 
 use super::guid;
 use crate::attach::context::Cx;
-use crate::device::{Device, pf};
+use crate::attach::step::{Asked, Made, Step, UndoneAt};
+use crate::cni::AddResult;
+use crate::device::Device;
+use crate::device::pf::{self, VfSettings};
 use crate::netconf::NetConf;
 use crate::node::Node;
-use crate::{fail, failure};
+use crate::{fail, failure, watchdog};
 use rail_netlink::all_of;
 use rail_netlink::link::{self, Link, format_mac};
 use rail_netlink::vf::{self, Report, VfState};
 use rail_netlink::{Error, Socket};
 
-/// The settings of a VF.
+/// The settings of a VF, without the MAC that [`super::vf_mac`] restores.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Vf {
-    /// PCI address of the PF.
-    pub pf: String,
-    /// Number of the VF.
-    pub number: u32,
-    /// What ADD sets.
-    pub wanted: VfState,
-    /// What the driver reported of the same settings before, as far as this step restores them.
-    pub before: VfState,
+#[serde(transparent)]
+pub struct Vf(pub VfSettings);
+
+impl Step for Vf {
+    fn describe(&self) -> &'static str {
+        "the settings of its VF"
+    }
+
+    fn undone_at(&self) -> UndoneAt {
+        UndoneAt::Device
+    }
+
+    fn plan(asked: &Asked<'_>, cx: &mut Cx<'_>) -> Result<Option<Vf>> {
+        let settings = settings(asked, cx)?;
+        Ok(settings.map(|mut settings| {
+            if settings.wanted.mac.is_none() {
+                settings.before.mac = None;
+            }
+            Vf(settings)
+        }))
+    }
+
+    fn make(&mut self, asked: &Asked<'_>, made: &mut Made, cx: &mut Cx<'_>) -> Result<()> {
+        watchdog::step(|| format!("setting what the PF sets for {}", cx.owner.device.id));
+        self.apply(cx)?;
+        made.is_anew |= self.is_something();
+        if cx.owner.device.link.is_none() {
+            // A program in user space has the device, and will own the address.
+            let mac = pf::prescribed_mac(asked.device, &mut cx.host)?;
+            cx.owner.inside.mac = mac.unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
+        restore(&self.0, cx)
+    }
+
+    fn check(&self, _previous: &AddResult, cx: &mut Cx<'_>) -> Result<Vec<String>> {
+        self.differences(cx)
+    }
+
+    fn isolation_left(&self, next: &VfState, node: &Node, host: &mut Socket) -> Option<String> {
+        isolation_left(&self.0, next, node, host)
+    }
+}
+
+/// What the PF sets of the VF, and reported before; the PF is asked once in an ADD.
+pub fn settings(asked: &Asked<'_>, cx: &mut Cx<'_>) -> Result<Option<VfSettings>> {
+    if let Some(settings) = asked.vf.get() {
+        return Ok(settings.clone());
+    }
+    let settings = read_settings(asked.conf, asked.device, asked.vf_before.as_ref(), cx)?;
+    Ok(asked.vf.get_or_init(|| settings).clone())
 }
 
 /// What must be set for `device`, and what its PF reports now; refused where no PF can set it.
 /// `previous` is what an earlier attachment could not restore: it has the original settings.
-pub fn plan(
+fn read_settings(
     conf: &NetConf,
     device: &Device,
-    previous: Option<&Vf>,
+    previous: Option<&VfSettings>,
     cx: &mut Cx<'_>,
-) -> Result<Option<Vf>> {
+) -> Result<Option<VfSettings>> {
     let what = device.describe();
     let Some((number, pf)) = device.vf() else {
         if let Some(key) = conf.vf_keys.first() {
@@ -102,7 +150,7 @@ pub fn plan(
                 .map(|guid| if guid == 0 { u64::MAX } else { guid });
         }
     }
-    Ok(Some(Vf {
+    Ok(Some(VfSettings {
         pf: pf.address.clone(),
         number,
         wanted,
@@ -221,172 +269,160 @@ fn isolates(setting: &VfState) -> bool {
 
 impl Vf {
     /// Whether anything is to be set.
-    pub fn is_something(&self) -> bool {
-        self.wanted != VfState::default()
-    }
-
-    /// The part that is restored before the netdev, and the part that is restored after it: the MAC
-    /// of a VF whose network set none. Some drivers report the MAC that the VF gave itself: it
-    /// differs only once the netdev is restored. And igb forbids the VF to change any MAC that is
-    /// set here.
-    pub fn parts(mut self) -> (Vf, Option<Vf>) {
-        let mac = if self.wanted.mac.is_none() {
-            self.before.mac.take()
-        } else {
-            None
-        };
-        let later = mac.map(|mac| Vf {
-            wanted: VfState::default(),
-            before: VfState {
-                mac: Some(mac),
-                ..VfState::default()
-            },
-            ..self.clone()
-        });
-        (self, later)
+    fn is_something(&self) -> bool {
+        self.0.wanted != VfState::default()
     }
 
     /// Sets what the network wants, then lets the VF take its GUID.
-    pub fn apply(&self, cx: &mut Cx<'_>) -> Result<()> {
+    fn apply(&self, cx: &mut Cx<'_>) -> Result<()> {
         if !self.is_something() {
             return Ok(());
         }
+        let VfSettings {
+            pf, number, wanted, ..
+        } = &self.0;
         {
-            let _lock = cx.locks.pf(&self.pf)?;
-            let Some(pf) = pf::link(&self.pf, self.number, cx.node, &mut cx.host)? else {
-                fail!(Internal, "the PF {} vanished", self.pf)
+            let _lock = cx.locks.pf(pf)?;
+            let Some(link) = pf::link(pf, *number, cx.node, &mut cx.host)? else {
+                fail!(Internal, "the PF {pf} vanished")
             };
-            vf::set(&mut cx.host, pf.index, &pf.name, self.number, &self.wanted).map_err(
-                |error| {
-                    // Drivers support different settings, and different values of them.
-                    let unknown = [
-                        Errno::EOPNOTSUPP,
-                        Errno::EPROTONOSUPPORT,
-                        Errno::EINVAL,
-                        Errno::ERANGE,
-                    ];
-                    let is_unknown = unknown.into_iter().any(|errno| Error::is(&error, errno));
-                    if is_unknown {
-                        failure!(UnsupportedField, "{error:#}")
-                    } else {
-                        error
-                    }
-                },
-            )?;
+            vf::set(&mut cx.host, link.index, &link.name, *number, wanted).map_err(|error| {
+                // Drivers support different settings, and different values of them.
+                let unknown = [
+                    Errno::EOPNOTSUPP,
+                    Errno::EPROTONOSUPPORT,
+                    Errno::EINVAL,
+                    Errno::ERANGE,
+                ];
+                let is_unknown = unknown.into_iter().any(|errno| Error::is(&error, errno));
+                if is_unknown {
+                    failure!(UnsupportedField, "{error:#}")
+                } else {
+                    error
+                }
+            })?;
         }
-        guid::take(self.wanted.port_guid, cx)
-    }
-
-    /// Restores what the PF reported before ADD, whether the network or an operator changed it
-    /// since. A PF or VF that is gone has none. Settings that have not changed are not touched,
-    /// because some drivers reset the VF at every change.
-    pub fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
-        self.restore(cx)?;
-        guid::give_back(cx)
-    }
-
-    fn restore(&self, cx: &mut Cx<'_>) -> Result<()> {
-        let Some(pf) = pf::link(&self.pf, self.number, cx.node, &mut cx.host)? else {
-            return Ok(());
-        };
-        let changed = match pf::report(&pf, &self.pf, self.number, cx.node, &mut cx.host)? {
-            Report::NoSuchVf | Report::Silent => return Ok(()),
-            Report::Known(now) => differing(&self.before, &now, |_, _| true),
-            // The present values are not known: restore what the network set.
-            Report::TooLong => self.before.masked_by(self.set_by_pod()).settings(),
-        };
-        if changed.is_empty() {
-            return Ok(());
-        }
-        let done = {
-            let _lock = cx.locks.pf(&self.pf)?;
-            let host = &mut cx.host;
-            all_of(
-                changed
-                    .iter()
-                    .map(|(_, one)| vf::set(host, pf.index, &pf.name, self.number, one)),
-            )
-        };
-        // Its driver may have made the netdev anew.
-        if cx.at_home().is_some() {
-            cx.await_home()?;
-        }
-        done
-    }
-
-    /// Which settings the pod's network made. Of a rebuilt record that is not known: all that were
-    /// known before may be.
-    fn set_by_pod(&self) -> &VfState {
-        if self.wanted == VfState::default() {
-            &self.before
-        } else {
-            &self.wanted
-        }
-    }
-
-    /// Which settings that keep tenants apart the VF still has of a pod that is gone, with the
-    /// command that restores each. What the next network sets itself (`next`) is not one of them.
-    pub fn isolation_left(&self, next: &VfState, node: &Node, host: &mut Socket) -> Vec<String> {
-        let pf = pf::link(&self.pf, self.number, node, host);
-        let now = pf.and_then(|pf| {
-            pf.map(|pf| pf::report_now(&pf, &self.pf, self.number, node, host))
-                .transpose()
-        });
-        let mut left = match now {
-            Ok(None | Some(Report::NoSuchVf)) => return Vec::new(),
-            Ok(Some(Report::Known(now))) => differing(&self.before, &now, |_, one| isolates(one)),
-            // It is not known: it may have what the network set.
-            Ok(Some(Report::Silent | Report::TooLong)) | Err(_) => {
-                let mut set = self.before.masked_by(self.set_by_pod()).settings();
-                set.retain(|(_, one)| isolates(one));
-                set
-            }
-        };
-        left.retain(|(_, one)| one.masked_by(next) == VfState::default());
-        let pf = pf::link(&self.pf, self.number, node, host)
-            .ok()
-            .flatten()
-            .map_or_else(|| self.pf.clone(), |pf| pf.name);
-        let number = self.number;
-        left.iter()
-            .map(|(key, was)| {
-                format!(
-                    "the {key} of VF {number}: `ip link set {pf} vf {number} {}`",
-                    was.as_arguments()
-                )
-            })
-            .collect()
+        guid::take(wanted.port_guid, cx)
     }
 
     /// What CHECK finds: settings that differ from what ADD made.
-    pub fn check(&self, cx: &mut Cx<'_>) -> Result<Vec<String>> {
-        let (node, host) = (cx.node, &mut cx.host);
-        let Some(pf) = pf::link(&self.pf, self.number, node, host)? else {
-            return Ok(vec![format!("the PF {} is gone", self.pf)]);
+    fn differences(&self, cx: &mut Cx<'_>) -> Result<Vec<String>> {
+        let settings = &self.0;
+        let host = &mut cx.host;
+        let Some(pf) = pf::link(&settings.pf, settings.number, cx.node, host)? else {
+            return Ok(vec![format!("the PF {} is gone", settings.pf)]);
         };
-        let now = match vf::state(host, pf.index, self.number)? {
+        let now = match vf::state(host, pf.index, settings.number)? {
             Report::Known(now) => now,
             Report::NoSuchVf => {
                 return Ok(vec![format!(
                     "the PF {} has no VF {}",
-                    pf.name, self.number
+                    pf.name, settings.number
                 )]);
             }
             Report::Silent | Report::TooLong => {
                 log::warn!(
                     "the PF {} does not report its VF {}: its settings are not compared",
                     pf.name,
-                    self.number
+                    settings.number
                 );
                 return Ok(Vec::new());
             }
         };
-        let wanted = differing(&self.wanted, &now, |_, _| true);
+        let wanted = differing(&settings.wanted, &now, |_, _| true);
         Ok(wanted
             .iter()
             .map(|(key, one)| format!("{key} of the VF is {}, not {one}", now.masked_by(one)))
             .collect())
     }
+}
+
+/// Restores what the PF reported before ADD, whether the network or an operator changed it
+/// since. A PF or VF that is gone has none. Settings that have not changed are not touched,
+/// because some drivers reset the VF at every change.
+pub fn restore(settings: &VfSettings, cx: &mut Cx<'_>) -> Result<()> {
+    set_back(settings, cx)?;
+    guid::give_back(cx)
+}
+
+fn set_back(settings: &VfSettings, cx: &mut Cx<'_>) -> Result<()> {
+    let Some(pf) = pf::link(&settings.pf, settings.number, cx.node, &mut cx.host)? else {
+        return Ok(());
+    };
+    let changed = match pf::report(&pf, &settings.pf, settings.number, cx.node, &mut cx.host)? {
+        Report::NoSuchVf | Report::Silent => return Ok(()),
+        Report::Known(now) => differing(&settings.before, &now, |_, _| true),
+        // The present values are not known: restore what the network set.
+        Report::TooLong => settings.before.masked_by(set_by_pod(settings)).settings(),
+    };
+    if changed.is_empty() {
+        return Ok(());
+    }
+    let done = {
+        let _lock = cx.locks.pf(&settings.pf)?;
+        let host = &mut cx.host;
+        all_of(
+            changed
+                .iter()
+                .map(|(_, one)| vf::set(host, pf.index, &pf.name, settings.number, one)),
+        )
+    };
+    // Its driver may have made the netdev anew.
+    if cx.at_home().is_some() {
+        cx.await_home()?;
+    }
+    done
+}
+
+/// Which settings the pod's network made. Of a rebuilt record that is not known: all that were
+/// known before may be.
+fn set_by_pod(settings: &VfSettings) -> &VfState {
+    if settings.wanted == VfState::default() {
+        &settings.before
+    } else {
+        &settings.wanted
+    }
+}
+
+/// Which settings that keep tenants apart the VF still has of a pod that is gone, with the
+/// command that restores each. What the next network sets itself (`next`) is not one of them.
+pub fn isolation_left(
+    settings: &VfSettings,
+    next: &VfState,
+    node: &Node,
+    host: &mut Socket,
+) -> Option<String> {
+    let pf = pf::link(&settings.pf, settings.number, node, host);
+    let now = pf.and_then(|pf| {
+        pf.map(|pf| pf::report_now(&pf, &settings.pf, settings.number, node, host))
+            .transpose()
+    });
+    let mut left = match now {
+        Ok(None | Some(Report::NoSuchVf)) => return None,
+        Ok(Some(Report::Known(now))) => differing(&settings.before, &now, |_, one| isolates(one)),
+        // It is not known: it may have what the network set.
+        Ok(Some(Report::Silent | Report::TooLong)) | Err(_) => {
+            let mut set = settings.before.masked_by(set_by_pod(settings)).settings();
+            set.retain(|(_, one)| isolates(one));
+            set
+        }
+    };
+    left.retain(|(_, one)| one.masked_by(next) == VfState::default());
+    let pf = pf::link(&settings.pf, settings.number, node, host)
+        .ok()
+        .flatten()
+        .map_or_else(|| settings.pf.clone(), |pf| pf.name);
+    let number = settings.number;
+    let left: Vec<_> = left
+        .iter()
+        .map(|(key, was)| {
+            format!(
+                "the {key} of VF {number}: `ip link set {pf} vf {number} {}`",
+                was.as_arguments()
+            )
+        })
+        .collect();
+    (!left.is_empty()).then(|| left.join(", "))
 }
 
 #[cfg(test)]

@@ -17,11 +17,12 @@ use rail_cni::attach::check::of_device;
 use rail_cni::attach::record::Record;
 use rail_cni::attach::records::Records;
 use rail_cni::attach::state::State;
-use rail_cni::attach::steps::gateway::{self, Gateways};
+use rail_cni::attach::steps::gateway::Gateways;
 use rail_cni::attach::steps::rail::Rail;
 use rail_cni::cni::{AddResult, Version};
 use rail_cni::files;
 use rail_cni::ipam::lease;
+use rail_cni::neighbours;
 use rail_cni::netns::{Life, Netns};
 use rail_cni::node::Node;
 use rail_cni::pool::store;
@@ -93,7 +94,7 @@ fn look<'a>(one: &'a Attached, node: &Node) -> Option<Checked<'a>> {
     }
     let told = match &one.state {
         State::Live(_) => {
-            let rail = record.rail().cloned().unwrap_or_default();
+            let rail = record.find::<Rail>().cloned().unwrap_or_default();
             let gateways = gateways_of(&rail, node);
             match of_living(record, node, &gateways) {
                 Ok(differences) => checked.differences = differences,
@@ -142,7 +143,7 @@ fn gateways_of(rail: &Rail, node: &Node) -> Gateways {
     let of_routes = rail.routes.iter().filter_map(|route| route.gateway);
     let of_plan = planned.filter_map(|(_, allocation)| allocation.gateway);
     Gateways {
-        gateways: gateway::sorted(of_routes.chain(of_plan)),
+        gateways: neighbours::sorted(of_routes.chain(of_plan)),
         timeout: PATIENCE,
     }
 }

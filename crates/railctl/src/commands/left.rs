@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use rail_cni::attach::owner::Owner;
-use rail_cni::attach::record::{Failed, Record, Step};
+use rail_cni::attach::record::{Entry, Failed, Record};
 
 /// For programs.
 pub fn json(record: &Record) -> Value {
@@ -28,7 +28,7 @@ pub fn json(record: &Record) -> Value {
 
 /// For people: a line each.
 pub fn lines(record: &Record) -> Vec<String> {
-    let line = |step: &Step| {
+    let line = |step: &Entry| {
         let why = step.failed().why;
         let why = if why.is_empty() {
             "not tried yet".to_owned()
@@ -38,7 +38,7 @@ pub fn lines(record: &Record) -> Vec<String> {
         format!(
             "{}: {}: {why}",
             record.owner.describe(),
-            step.change.describe()
+            step.change.step().describe()
         )
     };
     record.left().map(line).collect()

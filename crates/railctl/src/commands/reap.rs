@@ -10,7 +10,7 @@ use super::inventory::Inventory;
 use super::left;
 use super::rebuild::{self, Lost};
 use crate::output::{self, Output};
-use rail_cni::attach::claim::recover;
+use rail_cni::attach::heal::end;
 use rail_cni::attach::ipam::PATIENCE;
 use rail_cni::attach::locate;
 use rail_cni::attach::owner::Owner;
@@ -349,7 +349,7 @@ fn reap_one(
         }
         _ if args.dry_run => reaped.left.push((record, None)),
         _ => {
-            recover(records, record.clone(), node)?;
+            end(records, record.clone(), node)?;
             if records.on_file(&key)?.is_none() {
                 reaped.given_back.push(record);
             } else {

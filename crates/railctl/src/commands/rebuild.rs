@@ -12,13 +12,17 @@ use serde_json::{Value, json};
 use rail_cni::attach::owner::{Inside, Owner, Part};
 use rail_cni::attach::pending;
 use rail_cni::attach::rebuild::{is_away, key_in, usual_name};
-use rail_cni::attach::record::{Record, State};
+use rail_cni::attach::record::{Progress, Record};
 use rail_cni::attach::records::{Pending, Records};
-use rail_cni::attach::steps::Change;
+use rail_cni::attach::steps::driver::Driver;
+use rail_cni::attach::steps::links::Links;
+use rail_cni::attach::steps::moved::Move;
 use rail_cni::attach::steps::netdev::Netdev;
 use rail_cni::attach::steps::rail::Rail;
 use rail_cni::attach::steps::vf::Vf;
+use rail_cni::attach::steps::vf_mac::VfMac;
 use rail_cni::device::Original;
+use rail_cni::device::pf::VfSettings;
 use rail_cni::every_netns::{self, Seen, Which};
 use rail_cni::ipam::emptied::Rebuilding;
 use rail_cni::ipam::lease::{self, Found};
@@ -133,37 +137,33 @@ impl Lost {
             return Ok(None);
         }
         let mut record = Record::new(self.owner(&id, &function, node, host)?);
-        record.plan(Change::Netdev(Netdev::default()));
-        record.plan(Change::Links);
-        record.plan(Change::Move);
+        record.plan(Netdev::default());
+        record.plan(Links);
+        record.plan(Move);
         let addresses = self.addresses.clone();
-        record.plan(Change::Rail(Rail {
+        record.plan(Rail {
             mtu: Some(self.link.mtu),
             addresses,
             ..Rail::default()
-        }));
+        });
         let previous = earliest(records, &self.id)?;
         if let Some(previous) = &previous {
             // Which settings the network made is not known: all that were known before are
             // restored.
-            let anew = |vf: &Vf| Vf {
-                wanted: VfState::default(),
-                ..vf.clone()
-            };
-            for step in previous.left() {
-                match &step.change {
-                    Change::Vf(vf) => record.plan(Change::Vf(anew(vf))),
-                    Change::VfMac(vf) => record.plan(Change::VfMac(anew(vf))),
-                    _ => (),
-                }
+            if let Some(Vf(settings)) = previous.find::<Vf>().filter(|_| previous.leaves::<Vf>()) {
+                record.plan(Vf(without_wanted(settings)));
+            }
+            let mac = previous.find::<VfMac>();
+            if let Some(VfMac(settings)) = mac.filter(|_| previous.leaves::<VfMac>()) {
+                record.plan(VfMac(without_wanted(settings)));
             }
             record.inherit(previous);
-            if let Some(bound) = previous.driver() {
-                record.plan(Change::Driver(bound.clone()));
+            if let Some(driver) = previous.find::<Driver>() {
+                record.plan(driver.clone());
             }
         }
         for step in &mut record.steps {
-            step.state = State::Done;
+            step.progress = Progress::Done;
         }
         records.write(&record, &mut lock)?;
         if previous.is_some() {
@@ -212,6 +212,14 @@ impl Lost {
             },
             ..Owner::new(&key_in(&netns, &self.link.name), netns, device)?
         })
+    }
+}
+
+/// The settings as they are restored where it is not known which of them a network made.
+fn without_wanted(settings: &VfSettings) -> VfSettings {
+    VfSettings {
+        wanted: VfState::default(),
+        ..settings.clone()
     }
 }
 

@@ -17,6 +17,7 @@ use rail_cni::attach::locate;
 use rail_cni::attach::planes::is_same_rail;
 use rail_cni::attach::record::Record;
 use rail_cni::attach::state::State;
+use rail_cni::attach::steps::host_addresses::HostAddresses;
 use rail_cni::node::Node;
 use rail_cni::sysfs::Function;
 
@@ -445,7 +446,7 @@ fn json(node_name: &str, inventory: &Inventory, todo: &[String]) -> Value {
             "since": owner.since, "device": owner.device.id, "pf": owner.device.pf,
             "addresses": one.addresses,
             "mtu": link.map(|link| link.mtu), "mac": link.map(|link| &link.mac),
-            "source": record.host_addresses().map(|_| "host"), "minPlanes": owner.min_planes,
+            "source": record.find::<HostAddresses>().map(|_| "host"), "minPlanes": owner.min_planes,
             "link": link.map(link_state), "rdma": rdma_of(one, inventory), "gids": record.found_gids(),
             "error": one.error(),
         })

@@ -8,7 +8,7 @@ use crate::sysfs::{DeviceId, Function, Mounted};
 use rail_netlink::rdma;
 
 /// What ADD does with the RDMA devices of a rail.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Rdma {
     /// Names of the devices that the pod sees.

@@ -15,6 +15,8 @@ use anyhow::Result;
 use nix::errno::Errno;
 
 use crate::attach::context::Cx;
+use crate::attach::step::{Asked, Made, Step, UndoneAt};
+use crate::cni::AddResult;
 use crate::device::Device;
 use crate::fail;
 use crate::netconf::{self, NetConf};
@@ -32,8 +34,62 @@ pub use name::restore_names_made_anew;
 const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(10);
 
+impl Step for Rdma {
+    fn describe(&self) -> &'static str {
+        "its RDMA device"
+    }
+
+    fn undone_at(&self) -> UndoneAt {
+        UndoneAt::Device
+    }
+
+    fn plan(asked: &Asked<'_>, cx: &mut Cx<'_>) -> Result<Option<Rdma>> {
+        let rdma = plan(asked.conf, asked.device, cx.node)?;
+        let is_needed = rdma.is_something() || !rdma.names.is_empty();
+        Ok(is_needed.then_some(rdma))
+    }
+
+    /// After the driver was bound again, the RDMA devices are others, and udev may rename them
+    /// while they are looked up. To read the default ToS, a group is made in configfs, so that
+    /// comes after the record is on file.
+    fn refresh(&mut self, asked: &Asked<'_>, cx: &mut Cx<'_>) -> Result<bool> {
+        let planned = self.clone();
+        let driver = cx.facts.driver.as_ref();
+        if driver.is_some_and(|bound| !bound.guids.is_empty()) {
+            let again = || plan(asked.conf, asked.device, cx.node);
+            *self = again().or_else(|_| again())?;
+        }
+        qos::note(self, asked.conf, cx)?;
+        Ok(*self != planned)
+    }
+
+    fn make(&mut self, _asked: &Asked<'_>, made: &mut Made, cx: &mut Cx<'_>) -> Result<()> {
+        self.apply(cx)?;
+        made.is_anew |= !self.moving.is_empty();
+        Ok(())
+    }
+
+    /// Takes the devices back where the pod still has them, and restores what ADD or the pod
+    /// changed of them. The names come first: the settings are found by them.
+    fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
+        let taken = if self.is_away()? {
+            take_back(&self.moving, cx)
+        } else {
+            Ok(())
+        };
+        // One that the pod put into a namespace of its own comes back with that one's end, under a
+        // name of the pod's choice.
+        let back = taken.and_then(|()| self.wait_for(cx));
+        all_of([back, self.restore(cx)])
+    }
+
+    fn check(&self, _previous: &AddResult, cx: &mut Cx<'_>) -> Result<Vec<String>> {
+        self.differences(cx)
+    }
+}
+
 /// Decides what to do with the device's RDMA devices, and refuses what is not possible.
-pub fn plan(conf: &NetConf, device: &Device, node: &Node) -> Result<Rdma> {
+fn plan(conf: &NetConf, device: &Device, node: &Node) -> Result<Rdma> {
     let what = device.describe();
     let is_required = conf.rdma == netconf::Rdma::Required;
     let names = match device.rdma_devices() {
@@ -146,12 +202,12 @@ fn without_device(conf: &NetConf, device: &Device, is_exclusive: bool, node: &No
 
 impl Rdma {
     /// Whether anything changes, so that anything is to be undone.
-    pub fn is_something(&self) -> bool {
+    fn is_something(&self) -> bool {
         !self.moving.is_empty() || self.renamed.is_some() || self.qos.is_some()
     }
 
     /// Gives the devices their names, their ToS and their traffic class, and moves them to the pod.
-    pub fn apply(&mut self, cx: &mut Cx<'_>) -> Result<()> {
+    fn apply(&self, cx: &mut Cx<'_>) -> Result<()> {
         qos::set_tc(self, cx)?;
         let is_any = !self.moving.is_empty() || self.renamed.is_some();
         if let Some(mut socket) = if is_any { rdma::open()? } else { None } {
@@ -164,20 +220,6 @@ impl Rdma {
             }
         }
         qos::set_tos(self, cx)
-    }
-
-    /// Takes the devices back where the pod still has them, and restores what ADD or the pod
-    /// changed of them. The names come first: the settings are found by them.
-    pub fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
-        let taken = if self.is_away()? {
-            take_back(&self.moving, cx)
-        } else {
-            Ok(())
-        };
-        // One that the pod put into a namespace of its own comes back with that one's end, under a
-        // name of the pod's choice.
-        let back = taken.and_then(|()| self.wait_for(cx));
-        all_of([back, self.restore(cx)])
     }
 
     /// Restores devices that are on the host.
@@ -279,8 +321,7 @@ impl Rdma {
         names.into_values().cloned().collect()
     }
 
-    /// What CHECK finds about the devices.
-    pub fn check(&self, cx: &mut Cx<'_>) -> Result<Vec<String>> {
+    fn differences(&self, cx: &mut Cx<'_>) -> Result<Vec<String>> {
         let mut found = Vec::new();
         if !self.moving.is_empty() {
             let there = match cx.pod()?.netns.run(rdma::open)? {

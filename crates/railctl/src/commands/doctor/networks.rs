@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::runtimes::configurations_in;
 use crate::commands::inventory::Inventory;
+use rail_cni::attach::steps::lease::IpamLease;
 use rail_cni::files;
 use rail_cni::netconf::RDMA_CNI;
 
@@ -80,7 +81,7 @@ pub fn known(directory: &Path, inventory: &Inventory) -> Vec<Network> {
         );
     }
     for one in &inventory.attachments {
-        let Some(ipam) = one.record.lease() else {
+        let Some(ipam) = one.record.find::<IpamLease>() else {
             continue;
         };
         let config: Value = serde_json::from_str(&ipam.config).unwrap_or_default();

@@ -13,7 +13,7 @@ use super::networks::Network;
 use super::{Check, Findings, count};
 use crate::commands::inventory::{Inventory, Rail, RdmaMode};
 use crate::commands::rebuild::SEARCH;
-use rail_cni::attach::steps::Change;
+use rail_cni::attach::steps::rdma::Rdma;
 use rail_cni::every_netns::{self, Seen, Which};
 use rail_cni::node::Node;
 use rail_cni::sysfs::{ETHERNET, Function, Mounted, RdmaPort};
@@ -175,10 +175,9 @@ fn devices(inventory: &Inventory, why: Option<&str>, found: &mut Findings) {
             .iter()
             .any(|one| !one.record.facts().rdma.is_empty());
     // Of a device whose netdev is not on the host either, a pod is the owner.
-    let is_rdma = |change: &Change| matches!(change, Change::Rdma(_));
     let is_pending = |function: &Function| {
         let mut pending = inventory.pending.iter();
-        pending.any(|record| record.owner.device.is_of(&function.id) && record.leaves(is_rdma))
+        pending.any(|record| record.owner.device.is_of(&function.id) && record.leaves::<Rdma>())
     };
     let lacking = rails
         .iter()

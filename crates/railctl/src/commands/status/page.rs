@@ -96,6 +96,7 @@ mod tests {
     use serde_json::Value;
 
     use crate::commands::inventory::{Attached, RdmaMode};
+    use rail_cni::attach::record::Record;
 
     #[test]
     fn nothing_that_a_tenant_named_is_code() {
@@ -108,14 +109,15 @@ mod tests {
             .iter()
             .fold(template, |text, name| text.replace(name, "1"));
         let mut record: Value =
-            serde_json::from_str(&record.replace("{phase}", "attached")).unwrap();
+            serde_json::from_str(&record.replace("{progress}", "done")).unwrap();
         for key in ["pod", "network", "containerID", "ifname"] {
-            record[key] = HOSTILE.into();
+            record["owner"][key] = HOSTILE.into();
         }
-        record["gids"] =
-            json!([{"device": HOSTILE, "port": 1, "index": 3, "address": "172.16.0.0"}]);
+        let gids = json!([{"device": HOSTILE, "port": 1, "index": 3, "address": "172.16.0.0"}]);
+        let step = json!({"change": {"gids": {"found": gids}}, "state": "done"});
+        record["steps"].as_array_mut().unwrap().push(step);
         let attached = Attached {
-            record: rail_cni::attach::format::parse(record.to_string().as_bytes()).unwrap(),
+            record: Record::parse(record.to_string().as_bytes()).unwrap(),
             state: rail_cni::attach::state::State::Live(None),
             is_busy: false,
             addresses: vec![HOSTILE.to_owned()],

@@ -1,0 +1,272 @@
+//! An attachment while ADD makes it: what it is about, its journal, and the steps.
+
+use std::cell::OnceCell;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+
+use super::context::Cx;
+use super::locks::DeviceLock;
+use super::owner::{Key, Owner};
+use super::pending;
+use super::record::{Entry, Progress, Record};
+use super::records::{Listed, Records};
+use super::step::{Asked, Made, Others, Phase, Step as _};
+use super::steps;
+use super::steps::device_info::DeviceInfo;
+use super::steps::gids::Gids;
+use super::steps::host_addresses::HostAddresses;
+use super::steps::rail::Rail;
+use super::steps::rdma::Rdma;
+use super::undo::{self, LeaseReturn};
+use crate::cni::{AddResult, Attachment, Network};
+use crate::device::Device;
+use crate::netconf::NetConf;
+use crate::netns::NetnsId;
+
+/// A device that no other call takes while this is kept, with its journal.
+#[derive(Debug)]
+pub struct Attaching<'a> {
+    /// Network and device.
+    pub subject: Subject<'a>,
+    /// The journal.
+    pub journal: Journal<'a>,
+    /// The context of the steps.
+    pub cx: Cx<'a>,
+}
+
+/// Network and device of an attachment. They do not change while it is made.
+#[derive(Debug)]
+pub struct Subject<'a> {
+    /// The network as the runtime passed it.
+    pub network: &'a Network,
+    /// The network as rail-cni reads it.
+    pub conf: NetConf,
+    /// The network configuration that the IPAM gets: with the rail, where only the device says
+    /// which.
+    pub ipam_config: Vec<u8>,
+    /// The device.
+    pub device: Device,
+    /// An earlier attachment of the device whose steps could not be undone.
+    pub previous: Option<Record>,
+    /// The other attachments on record.
+    pub others: OtherRecords<'a>,
+}
+
+impl Subject<'_> {
+    /// The input of the steps. `leased` is the result of the IPAM plugin.
+    fn asked<'s>(&'s self, leased: &'s AddResult) -> Asked<'s> {
+        let previous = self.previous.as_ref();
+        Asked {
+            network: self.network,
+            conf: &self.conf,
+            device: &self.device,
+            ipam_config: &self.ipam_config,
+            leased,
+            others: &self.others,
+            vf_before: previous.and_then(Record::vf_before),
+            inherits_host_addresses: previous.is_some_and(Record::leaves::<HostAddresses>),
+            vf: OnceCell::new(),
+        }
+    }
+}
+
+/// The record of an attachment that is being made, on file.
+#[derive(Debug)]
+pub struct Journal<'a> {
+    /// All records.
+    pub records: &'a Records,
+    /// The record.
+    pub record: Record,
+    lock: DeviceLock,
+}
+
+impl Journal<'_> {
+    /// Writes the record, with what the steps have learned since.
+    fn write(&mut self, cx: &mut Cx<'_>) -> Result<()> {
+        self.record.owner = cx.owner.clone();
+        cx.facts = self.record.facts();
+        self.records.write(&self.record, &mut self.lock)
+    }
+}
+
+impl<'a> Attaching<'a> {
+    /// Nothing is planned yet.
+    pub fn new(
+        subject: Subject<'a>,
+        cx: Cx<'a>,
+        records: &'a Records,
+        lock: DeviceLock,
+    ) -> Attaching<'a> {
+        let record = Record::new(cx.owner.clone());
+        Attaching {
+            subject,
+            journal: Journal {
+                records,
+                record,
+                lock,
+            },
+            cx,
+        }
+    }
+
+    /// Plans the steps of this phase.
+    pub fn plan(&mut self, phase: Phase, leased: &AddResult) -> Result<()> {
+        let asked = self.subject.asked(leased);
+        let record = &mut self.journal.record;
+        steps::plan(phase, &asked, &mut self.cx, |change, cx| {
+            record.plan(change);
+            cx.facts = record.facts();
+        })
+    }
+
+    /// Plans the steps of an attachment of the RDMA device alone. `previous` is the result of the
+    /// plugin that attached the netdev: its addresses are the ones whose GIDs are waited for.
+    pub fn plan_rdma_alone(&mut self, previous: &AddResult) -> Result<()> {
+        let asked = self.subject.asked(previous);
+        let record = &mut self.journal.record;
+        record.plan(Rail {
+            addresses: previous.addresses_of(&self.cx.owner.ifname),
+            ..Rail::default()
+        });
+        if let Some(rdma) = Rdma::plan(&asked, &mut self.cx)? {
+            record.plan(rdma);
+        }
+        self.cx.facts = record.facts();
+        if let Some(gids) = Gids::plan(&asked, &mut self.cx)? {
+            record.plan(gids);
+        }
+        if let Some(info) = DeviceInfo::plan(&asked, &mut self.cx)? {
+            record.plan(info);
+        }
+        Ok(())
+    }
+
+    /// Takes over what an earlier attachment of the device left, and writes the journal before
+    /// anything changes.
+    pub fn begin(&mut self) -> Result<()> {
+        let Some(previous) = &self.subject.previous else {
+            return self.journal.write(&mut self.cx);
+        };
+        self.journal.record.inherit(previous);
+        self.cx.owner.device = self.journal.record.owner.device.clone();
+        self.journal.write(&mut self.cx)?;
+        let owner = &self.cx.owner;
+        pending::inherited(self.journal.records, &owner.device.id, owner.part)
+    }
+
+    /// Plans the steps that need the address, and makes all steps.
+    pub fn make_rail(&mut self, leased: &AddResult) -> Result<()> {
+        self.plan(Phase::AfterLease, leased)?;
+        self.journal.write(&mut self.cx)?;
+        self.make(leased)?;
+        // Not before the gateway is asked: the kernel does not ask a permanent neighbour.
+        let of_host = self.journal.record.find::<HostAddresses>();
+        if let (Some(of_host), Some(link)) = (of_host, self.cx.link_in_pod()) {
+            of_host.set_neighbours(&mut self.cx.pod()?.socket, &link);
+        }
+        Ok(())
+    }
+
+    /// Makes the planned steps in their order, and marks them. A step that is not marked may have
+    /// been made or not: undo looks.
+    pub fn make(&mut self, leased: &AddResult) -> Result<()> {
+        let asked = self.subject.asked(leased);
+        let mut made = Made::default();
+        for number in 0..self.journal.record.steps.len() {
+            let entry = &self.journal.record.steps[number];
+            if entry.progress != Progress::Planned {
+                continue;
+            }
+            let mut change = entry.change.clone();
+            if change.step_mut().refresh(&asked, &mut self.cx)? {
+                self.journal.record.steps[number].change = change.clone();
+                self.journal.write(&mut self.cx)?;
+            }
+            change.step_mut().make(&asked, &mut made, &mut self.cx)?;
+            self.journal.record.steps[number] = Entry {
+                change,
+                progress: Progress::Done,
+            };
+        }
+        self.journal.write(&mut self.cx)
+    }
+
+    /// Undoes every step. What cannot be undone stays on record: DEL, the next ADD or `reap`
+    /// continue from there.
+    pub fn roll_back(self) {
+        let Journal {
+            records,
+            mut record,
+            lock,
+        } = self.journal;
+        record.owner = self.cx.owner.clone();
+        let ended = undo::end(record, records, lock, LeaseReturn::Now, self.cx.node);
+        if let Err(left) = ended {
+            log::error!("undoing ADD failed: {left:#}");
+        }
+    }
+}
+
+/// The records beside the one of an ADD.
+#[derive(Debug)]
+pub struct OtherRecords<'a> {
+    records: &'a Records,
+    container_id: String,
+    /// As they were when the call began.
+    listed: Listed,
+}
+
+impl<'a> OtherRecords<'a> {
+    /// Those that matter to an attachment of this container.
+    pub fn new(records: &'a Records, listed: Listed, container_id: &str) -> OtherRecords<'a> {
+        OtherRecords {
+            records,
+            container_id: container_id.to_owned(),
+            listed,
+        }
+    }
+
+    /// The names of the records that were pending when the call began.
+    pub fn pending(&self) -> &[String] {
+        &self.listed.pending
+    }
+}
+
+impl Others for OtherRecords<'_> {
+    fn interfaces(&self) -> Vec<String> {
+        self.listed.interfaces_of(&self.container_id)
+    }
+
+    fn rail_of(&self, ifname: &str) -> Result<Option<u8>> {
+        let key = Key::whole(&Attachment {
+            container_id: self.container_id.clone(),
+            ifname: ifname.to_owned(),
+        });
+        let record = self.records.on_file(&key)?;
+        Ok(record.and_then(|record| record.owner.rail))
+    }
+
+    fn is_on_record(&self, attachment: &Attachment) -> Result<bool> {
+        Ok(self.records.on_file(&Key::whole(attachment))?.is_some())
+    }
+}
+
+/// The owner that this ADD makes.
+pub fn new_owner(
+    network: &Network,
+    key: &Key,
+    path: &Path,
+    conf: &NetConf,
+    device: &Device,
+) -> Result<Owner> {
+    let netns = NetnsId::of(path).with_context(|| format!("cannot look at {}", path.display()))?;
+    let netns = netns.with_context(|| format!("{} vanished", path.display()))?;
+    Ok(Owner {
+        network: network.name.clone(),
+        pod: network.args.pod(),
+        rail: conf.rail,
+        min_planes: conf.min_planes,
+        ..Owner::new(key, netns, device.original.clone())?
+    })
+}
