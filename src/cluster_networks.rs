@@ -189,6 +189,14 @@ pub fn check(network: IpNet) -> Result<(), String> {
     Ok(())
 }
 
+/// Whether every link has such a route.
+pub fn is_of_links(dst: IpNet) -> bool {
+    match dst {
+        IpNet::V4(net) => net.addr().is_link_local(),
+        IpNet::V6(net) => net.addr().is_unicast_link_local() || net.addr().is_multicast(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -224,7 +224,8 @@ fn paths(text: &str) -> Vec<String> {
 /// What is above uses what is below.
 #[test]
 fn the_files_of_attach_are_in_an_order() {
-    const ORDER: [&str; 23] = [
+    const ORDER: [&str; 24] = [
+        "attachments",
         "del",
         "check",
         "chained",

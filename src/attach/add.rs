@@ -196,13 +196,13 @@ impl<'a> Request<'a> {
         let ipam = Ipam::of(&name, network, &attach.subject.ipam_config, node)?;
         let attachment = attach.cx.owner.attachment();
         let add = Command::Add(attachment.clone(), self.path.to_owned());
+        // With what was healed just now, whose address another call may be freeing.
+        let before = records.pending_names()?;
         let mut added = ipam.add(&add, network.version);
         // Perhaps because of what pods before this one have left.
         if added.as_ref().is_err_and(cni::gave_nothing) {
             let is_any_back = heal::missing_devices(records, node)?;
-            if pending::free_addresses(attach.subject.others.pending(), records, node, &name, &key)?
-                || is_any_back
-            {
+            if pending::free_addresses(&before, records, node, &name, &key)? || is_any_back {
                 ipam.run(&Command::Del(attachment, Some(self.path.to_owned())))?;
                 added = ipam.add(&add, network.version);
             }

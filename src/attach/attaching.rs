@@ -226,11 +226,6 @@ impl<'a> OtherRecords<'a> {
             listed,
         }
     }
-
-    /// The names of the records that were pending when the call began.
-    pub fn pending(&self) -> &[String] {
-        &self.listed.pending
-    }
 }
 
 impl Others for OtherRecords<'_> {

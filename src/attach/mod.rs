@@ -2,26 +2,37 @@
 
 mod add;
 mod attaching;
+pub mod attachments;
 mod chained;
-pub mod check;
+mod check;
 mod claim;
-pub mod context;
+mod context;
 mod del;
-pub mod heal;
-pub mod ipam;
-pub mod locate;
-pub mod locks;
-pub mod owner;
-pub mod pending;
-pub mod planes;
-pub mod rebuild;
-pub mod record;
-pub mod records;
+mod heal;
+mod ipam;
+mod locate;
+mod locks;
+mod owner;
+mod pending;
+mod planes;
+mod rebuild;
+mod record;
+mod records;
 mod started;
-pub mod state;
-pub mod step;
-pub mod steps;
-pub mod undo;
+mod state;
+mod step;
+mod steps;
+mod undo;
+
+/// The journal from inside, for the fuzz targets.
+#[cfg(feature = "inside")]
+pub mod inside {
+    pub use super::owner::Key;
+    pub use super::record::Record;
+    pub use super::records::Records;
+    pub use super::steps::host_addresses::HostAddresses;
+    pub use super::steps::rail;
+}
 
 use std::path::Path;
 

@@ -9,7 +9,7 @@ use crate::fail;
 use crate::netconf::NetConf;
 use crate::netns::Netns;
 use crate::node::Node;
-use crate::pool::RAILS;
+use crate::pool::{RAILS, is_same_rail};
 use crate::sysfs::{DeviceId, Function};
 use rail_netlink::Socket;
 use rail_netlink::link;
@@ -33,11 +33,6 @@ impl Plane {
             self.pf
         )
     }
-}
-
-/// Do both numbers mean planes of one rail?
-pub fn is_same_rail(one: u8, other: u8) -> bool {
-    one % RAILS == other % RAILS
 }
 
 /// Refuses a pod while too few planes of its rail have a carrier. If there are enough, and that of

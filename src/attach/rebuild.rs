@@ -12,6 +12,7 @@ use super::owner::Key;
 use super::record::Record;
 use super::records::Records;
 use crate::cni::Attachment;
+use crate::device;
 use crate::netns::{Netns, NetnsId};
 use crate::node::Node;
 use crate::sysfs::{DeviceId, Function};
@@ -28,18 +29,13 @@ pub fn key_in(netns: &NetnsId, ifname: &str) -> Key {
     })
 }
 
-/// Whether the netdev of a function without a record is not on the host.
-pub fn is_away(function: &Function) -> Result<bool> {
-    Ok(function.driver().is_some() && !function.is_userspace() && function.netdevs()?.is_empty())
-}
-
 /// Fails when the device is on the host without its netdev, which another network namespace may
 /// have.
 pub fn refuse(id: &DeviceId, node: &Node) -> Result<()> {
     let Some(function) = Function::find(&node.sysfs_root, id)? else {
         return Ok(());
     };
-    if is_away(&function)? {
+    if device::is_away(&function)? {
         fail!(
             TryAgain,
             "{} has no netdev on the host, and there is no record of it: a pod may have it, which `railctl status` finds",

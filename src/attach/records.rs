@@ -34,8 +34,7 @@ pub struct Records {
 #[derive(Clone, Debug)]
 pub struct Listed {
     attached: Vec<String>,
-    /// The names of the pending records.
-    pub pending: Vec<String>,
+    pending: Vec<String>,
 }
 
 impl Listed {

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::sysfs::{self, Function};
 
+/// The GUIDs that a port without one reports; the second is what the PF's driver takes for it.
+pub const NO_GUIDS: [u64; 2] = [0, u64::MAX];
+
 /// The GID of an address, of the kind RoCE v2.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gid {

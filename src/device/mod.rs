@@ -323,3 +323,8 @@ fn original(
         link,
     })
 }
+
+/// Whether the netdev of a function is not on the host although its driver makes one.
+pub fn is_away(function: &Function) -> Result<bool> {
+    Ok(function.driver().is_some() && !function.is_userspace() && function.netdevs()?.is_empty())
+}

@@ -57,6 +57,11 @@ fn number_after(word: &str, name: &str) -> Option<u8> {
 /// A plane's network has the number rail + 8 * plane.
 pub const RAILS: u8 = 8;
 
+/// Do both numbers mean planes of one rail?
+pub fn is_same_rail(one: u8, other: u8) -> bool {
+    one % RAILS == other % RAILS
+}
+
 /// The `rail` of a network. Each plane of a rail is a network of its own, with a routing table of
 /// its own in the pod, so the rails of plane 1 count from 8.
 pub fn number(rail: u8, plane: Option<u8>) -> u8 {

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use rail_cni::attach::Attach;
-use rail_cni::attach::steps::rail;
+use rail_cni::attach::inside::rail;
 use rail_cni::cni::{
     AddResult, Args, Attachment, Network, Plugin as _, Strictness, VERSIONS, Version,
 };

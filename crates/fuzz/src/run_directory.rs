@@ -7,10 +7,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use rail_cni::attach::owner::Key;
-use rail_cni::attach::record::Record;
-use rail_cni::attach::records::Records;
-use rail_cni::attach::steps::host_addresses::HostAddresses;
+use rail_cni::attach::inside::{HostAddresses, Key, Record, Records};
 use rail_cni::cni::Plugin as _;
 use rail_cni::cni::{Args, Attachment, Network, Strictness};
 use rail_cni::ipam::lease::{self, Ask, Folder, Holder};

@@ -8,13 +8,11 @@ use super::bind;
 use crate::attach::context::{Bound, Cx};
 use crate::cni::Network;
 use crate::device::Device;
+use crate::device::gid::NO_GUIDS;
 use crate::fail;
 use crate::netconf::{IB_APP, NetConf, Rdma};
 use crate::sysfs::Function;
 use rail_netlink::link::{self, Link, format_mac};
-
-/// What a port without a GUID reports; the second is what the PF's driver takes for it.
-pub const NO_GUIDS: [u64; 2] = [0, u64::MAX];
 
 /// Fails until ib-kubernetes has chosen the GUID and told the subnet manager.
 pub fn refuse_unconfigured(conf: &NetConf, network: &Network) -> Result<()> {

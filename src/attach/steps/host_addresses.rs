@@ -10,9 +10,10 @@ use anyhow::Result;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::{links, rail};
+use super::links;
 use crate::attach::context::Cx;
 use crate::attach::step::{Asked, Step, UndoneAt};
+use crate::cluster_networks::is_of_links;
 use crate::cni::{self, AddResult, Ip};
 use crate::{fail, failure, files};
 use rail_netlink::address::Address;
@@ -215,7 +216,7 @@ impl HostAddresses {
             let is_of_address =
                 route.gateway.is_none() && nets.iter().any(|net| net.trunc() == route.dst);
             let is_new = leased.routes.iter().all(|other| other.dst != route.dst);
-            if is_new && !is_of_address && !rail::is_of_links(route.dst) {
+            if is_new && !is_of_address && !is_of_links(route.dst) {
                 let Route {
                     dst,
                     gateway,

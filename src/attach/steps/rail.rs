@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::attach::context::Cx;
 use crate::attach::locate::Place;
 use crate::attach::step::{Asked, Made, Others, Phase, Step, UndoneAt};
-use crate::cluster_networks::overlap;
+use crate::cluster_networks::{is_of_links, overlap};
 use crate::cni::{self, AddResult};
 use crate::netconf::{NetConf, Routing, check_route};
 use crate::{fail, failure, neighbours, node, watchdog};
@@ -477,14 +477,6 @@ fn asked_from(address: IpAddr) -> Option<IpAddr> {
     let socket = UdpSocket::bind((any, 0)).ok()?;
     socket.connect((address, 9)).ok()?;
     Some(socket.local_addr().ok()?.ip())
-}
-
-/// Whether every link has such a route.
-pub fn is_of_links(dst: IpNet) -> bool {
-    match dst {
-        IpNet::V4(net) => net.addr().is_link_local(),
-        IpNet::V6(net) => net.addr().is_unicast_link_local() || net.addr().is_multicast(),
-    }
 }
 
 /// The first number whose table, rule priority and metric are free in the pod.

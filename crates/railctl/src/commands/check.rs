@@ -13,17 +13,11 @@ use super::count;
 use super::inventory::{Attached, Inventory};
 use super::rebuild::{Lost, REMEDY};
 use crate::output::{self, Output};
-use rail_cni::attach::check::of_device;
-use rail_cni::attach::record::Record;
-use rail_cni::attach::records::Records;
-use rail_cni::attach::state::State;
-use rail_cni::attach::steps::gateway::Gateways;
-use rail_cni::attach::steps::rail::Rail;
+use rail_cni::attach::attachments::{Attachment, Attachments, State};
 use rail_cni::cni::{AddResult, Version};
 use rail_cni::files;
 use rail_cni::ipam::lease;
 use rail_cni::neighbours;
-use rail_cni::netns::{Life, Netns};
 use rail_cni::node::Node;
 use rail_cni::pool::store;
 
@@ -37,7 +31,7 @@ const RESULTS: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/multus/results
 
 /// An attachment and what differs from what ADD made.
 struct Checked<'a> {
-    record: &'a Record,
+    record: &'a Attachment,
     /// The gateways that were probed.
     gateways: Vec<IpAddr>,
     differences: Vec<String>,
@@ -94,14 +88,13 @@ fn look<'a>(one: &'a Attached, node: &Node) -> Option<Checked<'a>> {
     }
     let told = match &one.state {
         State::Live(_) => {
-            let rail = record.find::<Rail>().cloned().unwrap_or_default();
-            let gateways = gateways_of(&rail, node);
+            let gateways = gateways_of(record, node);
             match of_living(record, node, &gateways) {
                 Ok(differences) => checked.differences = differences,
                 Err(error) => checked.differences.push(format!("{error:#}")),
             }
             if record.owner.device.link.is_some() {
-                checked.gateways = gateways.gateways;
+                checked.gateways = gateways;
             }
             None
         }
@@ -121,9 +114,10 @@ fn look<'a>(one: &'a Attached, node: &Node) -> Option<Checked<'a>> {
     };
     checked.differences.extend(told);
     let has_ended = || -> Result<bool> {
-        let records = Records::open_existing(node)?;
-        Ok(records
-            .is_none_or(|records| !matches!(records.on_file(&record.owner.key()), Ok(Some(_)))))
+        match Attachments::open_existing(node)? {
+            Some(attachments) => Ok(!attachments.is_on_record(record)?),
+            None => Ok(true),
+        }
     };
     let is_over = !checked.differences.is_empty() && one.is_live() && has_ended().unwrap_or(false);
     (!is_over).then_some(checked)
@@ -131,43 +125,41 @@ fn look<'a>(one: &'a Attached, node: &Node) -> Option<Checked<'a>> {
 
 /// The gateways of an attachment whose network has no probe: those of its routes and its
 /// allocations.
-fn gateways_of(rail: &Rail, node: &Node) -> Gateways {
-    let has = |prefix: ipnet::IpNet| {
-        rail.addresses
+fn gateways_of(attachment: &Attachment, node: &Node) -> Vec<IpAddr> {
+    let mut gateways = attachment.next_hops();
+    for (_, allocation) in store::allocations(node) {
+        let addresses = attachment.addresses();
+        let has_address = addresses
             .iter()
-            .any(|net| prefix.contains(&net.addr()))
-    };
-    let planned = store::allocations(node)
-        .into_iter()
-        .filter(|(_, allocation)| has(allocation.prefix));
-    let of_routes = rail.routes.iter().filter_map(|route| route.gateway);
-    let of_plan = planned.filter_map(|(_, allocation)| allocation.gateway);
-    Gateways {
-        gateways: neighbours::sorted(of_routes.chain(of_plan)),
-        timeout: PATIENCE,
+            .any(|net| allocation.prefix.contains(&net.addr()));
+        if has_address {
+            gateways.extend(allocation.gateway);
+        }
     }
+    neighbours::sorted(gateways.into_iter())
 }
 
-fn of_living(record: &Record, node: &Node, gateways: &Gateways) -> Result<Vec<String>> {
-    let netns = Netns::open(&record.owner.netns.path)?;
-    // Another pod may have come to that path since the inventory was taken.
-    let records = Records::open_existing(node)?;
-    let Some(records) =
-        records.filter(|_| record.owner.life().is_ok_and(|life| life == Life::Alive))
-    else {
+fn of_living(attachment: &Attachment, node: &Node, gateways: &[IpAddr]) -> Result<Vec<String>> {
+    let previous = previous(attachment).unwrap_or_default();
+    let differences = match Attachments::open_existing(node)? {
+        Some(attachments) => {
+            let gateways = gateways.to_vec();
+            attachments.differences(attachment, &previous, gateways, PATIENCE, node)?
+        }
+        None => None,
+    };
+    let Some(mut differences) = differences else {
         return Ok(vec![
             "its pod has just ended: run `railctl status`".to_owned(),
         ]);
     };
-    let previous = previous(record).unwrap_or_default();
-    let mut found = of_device(record, netns, &previous, Some(gateways), &records, node)?;
-    found.extend(of_lease(record, node)?);
-    Ok(found)
+    differences.extend(of_lease(attachment, node)?);
+    Ok(differences)
 }
 
 /// The last result that the runtime stored: later plugins of the chain, and Multus, may have
 /// changed MAC and default route, and then the result says so.
-fn previous(record: &Record) -> Option<AddResult> {
+fn previous(record: &Attachment) -> Option<AddResult> {
     let owner = &record.owner;
     let name = format!("{}-{}-{}", owner.network, owner.container_id, owner.ifname);
     let cached = RESULTS
@@ -178,14 +170,14 @@ fn previous(record: &Record) -> Option<AddResult> {
 }
 
 /// Compares the attachment's address with rail-ipam's lease and with the plan.
-fn of_lease(record: &Record, node: &Node) -> Result<Vec<String>> {
+fn of_lease(record: &Attachment, node: &Node) -> Result<Vec<String>> {
     let mut found = Vec::new();
     if !record.is_by_rail_ipam() {
         return Ok(found);
     }
     let (plan, ours, mut held) = (
         store::allocations(node),
-        record.facts().addresses,
+        record.addresses().to_vec(),
         Vec::new(),
     );
     lease::for_each_folder(node, |folder| {
@@ -253,7 +245,7 @@ fn text(checked: &[Checked<'_>], inventory: &Inventory) -> String {
     )
 }
 
-fn row(record: &Record, what: &str) -> Vec<String> {
+fn row(record: &Attachment, what: &str) -> Vec<String> {
     vec![
         record
             .owner

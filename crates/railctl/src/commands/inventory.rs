@@ -6,17 +6,12 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use anyhow::Result;
 
 use super::rebuild::{self, Lost};
-use rail_cni::attach::locate::{self, Place};
-use rail_cni::attach::owner::Owner;
-use rail_cni::attach::planes::is_same_rail;
-use rail_cni::attach::rebuild::is_away;
-use rail_cni::attach::record::Record;
-use rail_cni::attach::records::Records;
-use rail_cni::attach::state::{self, State};
-use rail_cni::attach::steps::rdma::names_in_pod;
+use rail_cni::attach::attachments::{Attachment, Attachments, Owner, State};
+use rail_cni::device::is_away;
 use rail_cni::ipam::{claim, emptied, lease};
 use rail_cni::netns::Netns;
 use rail_cni::node::Node;
+use rail_cni::pool::is_same_rail;
 use rail_cni::sysfs::{self, DeviceId, Function};
 use rail_netlink::ethtool::Ethtool;
 use rail_netlink::link::{self, Index, Link};
@@ -32,7 +27,7 @@ pub struct Inventory {
     /// The attachments on record, by rail and pod.
     pub attachments: Vec<Attached>,
     /// Records with pending steps, whose devices are on the host.
-    pub pending: Vec<Record>,
+    pub pending: Vec<Attachment>,
     /// Names of records that cannot be read.
     pub unreadable: Vec<String>,
     /// PFs and VFs of the rails that are in other namespaces without a record.
@@ -84,7 +79,7 @@ pub struct Vf {
 #[derive(Debug)]
 pub struct Attached {
     /// The record that ADD wrote.
-    pub record: Record,
+    pub record: Attachment,
     /// The present state.
     pub state: State,
     /// Whether an ADD or DEL of it is running: then what looks stale may not be.
@@ -264,13 +259,15 @@ impl Inventory {
             }
         };
         let (mut attachments, mut pending, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
-        if let Some(records) = Records::open_existing(node)? {
+        if let Some(on_record) = Attachments::open_existing(node)? {
             let all;
-            (all, unreadable) = records.all()?;
-            for record in all {
-                attachments.push(Attached::look(record, &records, node, &mut host)?);
+            (all, unreadable) = on_record.all()?;
+            for attachment in all {
+                attachments.push(Attached::look(attachment, &on_record, node, &mut host)?);
             }
-            pending.extend(records.pending()?.into_iter().map(|pending| pending.record));
+            for one in on_record.pending()? {
+                pending.push(one.attachment);
+            }
             pending.sort_by(|one, other| one.owner.since.cmp(&other.owner.since));
         }
         attachments.sort_by(|one, other| {
@@ -334,18 +331,17 @@ impl Inventory {
 }
 
 impl Attached {
-    fn look(record: Record, records: &Records, node: &Node, host: &mut Socket) -> Result<Attached> {
-        let state = state::of(&record, node, host)?;
-        let addresses = record
-            .facts()
-            .addresses
-            .iter()
-            .map(ToString::to_string)
-            .collect();
+    fn look(
+        attachment: Attachment,
+        on_record: &Attachments,
+        node: &Node,
+        host: &mut Socket,
+    ) -> Result<Attached> {
+        let addresses = attachment.addresses().iter();
         let mut attached = Attached {
-            addresses,
-            record,
-            state,
+            addresses: addresses.map(ToString::to_string).collect(),
+            state: attachment.state(node, host)?,
+            record: attachment,
             is_busy: false,
             rdma: Vec::new(),
             is_home: false,
@@ -355,28 +351,10 @@ impl Attached {
                 attached.state = State::Unknown(format!("{error:#}"));
             }
         }
-        let owner = &attached.record.owner;
         // What looks stale may belong to a running call.
-        attached.is_busy = !attached.is_live() && records.locks.is_busy(&owner.key())?;
-        if matches!(
-            attached.state,
-            State::Dead | State::Missing | State::Unknown(_)
-        ) {
-            let place = match owner.is_of_this_boot()? {
-                true => locate::locate(
-                    owner,
-                    owner.device.function(node)?.as_ref(),
-                    node,
-                    None,
-                    host,
-                )?,
-                false => Place::Gone,
-            };
-            match attached.state {
-                State::Unknown(_) => attached.is_home = matches!(place, Place::Host(_)),
-                _ if place == Place::Missing => attached.state = State::Missing,
-                _ => attached.state = State::Dead,
-            }
+        attached.is_busy = !attached.is_live() && on_record.is_busy(&attached.record)?;
+        if matches!(attached.state, State::Unknown(_)) {
+            attached.is_home = attached.record.is_on_host(node, host)?;
         }
         Ok(attached)
     }
@@ -385,7 +363,7 @@ impl Attached {
     fn look_into_pod(&mut self, node: &Node) -> Result<()> {
         let owner = &self.record.owner;
         let netns = Netns::open(&owner.netns.path)?;
-        self.rdma = names_in_pod(&self.record.facts().rdma, &netns)?;
+        self.rdma = self.record.rdma_names(&netns)?;
         let Some(link) = self.link() else {
             let attachment = owner.attachment();
             let mut leased = Vec::new();

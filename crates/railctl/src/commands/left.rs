@@ -2,11 +2,10 @@
 
 use serde_json::{Value, json};
 
-use rail_cni::attach::owner::Owner;
-use rail_cni::attach::record::{Entry, Failed, Record};
+use rail_cni::attach::attachments::{Attachment, Owner};
 
 /// For programs.
-pub fn json(record: &Record) -> Value {
+pub fn json(attachment: &Attachment) -> Value {
     let Owner {
         device,
         network,
@@ -15,31 +14,28 @@ pub fn json(record: &Record) -> Value {
         pod,
         since,
         ..
-    } = &record.owner;
-    let steps = record.left().map(|step| {
-        let Failed {
-            why, tries, since, ..
-        } = step.failed();
-        json!({"step": step.change.name(), "why": why, "tries": tries, "since": since})
-    });
-    json!({"device": device.id, "network": network, "containerID": container_id, "ifname": ifname, "pod": pod,
-        "since": since, "steps": steps.collect::<Vec<_>>()})
+    } = &attachment.owner;
+    let mut steps = Vec::new();
+    for step in attachment.pending_steps() {
+        steps.push(
+            json!({"step": step.name, "why": step.why, "tries": step.tries, "since": step.since}),
+        );
+    }
+    json!({"device": device.id, "network": network, "containerID": container_id, "ifname": ifname,
+        "pod": pod, "since": since, "steps": steps})
 }
 
 /// For people: a line each.
-pub fn lines(record: &Record) -> Vec<String> {
-    let line = |step: &Entry| {
-        let why = step.failed().why;
-        let why = if why.is_empty() {
-            "not tried yet".to_owned()
+pub fn lines(attachment: &Attachment) -> Vec<String> {
+    let holder = attachment.owner.describe();
+    let mut lines = Vec::new();
+    for step in attachment.pending_steps() {
+        let why = if step.why.is_empty() {
+            "not tried yet"
         } else {
-            why
+            &step.why
         };
-        format!(
-            "{}: {}: {why}",
-            record.owner.describe(),
-            step.change.step().describe()
-        )
-    };
-    record.left().map(line).collect()
+        lines.push(format!("{holder}: {}: {why}", step.description));
+    }
+    lines
 }

@@ -10,14 +10,7 @@ use super::inventory::Inventory;
 use super::left;
 use super::rebuild::{self, Lost};
 use crate::output::{self, Output};
-use rail_cni::attach::heal::end;
-use rail_cni::attach::ipam::PATIENCE;
-use rail_cni::attach::locate;
-use rail_cni::attach::owner::Owner;
-use rail_cni::attach::pending;
-use rail_cni::attach::record::Record;
-use rail_cni::attach::records::{Pending, Records};
-use rail_cni::attach::state::{self, State};
+use rail_cni::attach::attachments::{Attachment, Attachments, Ended, Owner, PendingAttachment};
 use rail_cni::ipam::lease::Found;
 use rail_cni::node::Node;
 use rail_netlink::Socket;
@@ -44,13 +37,13 @@ pub struct ReapArgs {
 }
 
 impl ReapArgs {
-    fn means(&self, record: &Record) -> bool {
+    fn means(&self, record: &Attachment) -> bool {
         self.which.is_empty() || self.which.iter().any(|which| is_called(record, which))
     }
 }
 
 /// Is `which` a name of the attachment?
-fn is_called(record: &Record, which: &String) -> bool {
+fn is_called(record: &Attachment, which: &String) -> bool {
     let owner = &record.owner;
     *which == owner.container_id || Some(which) == owner.pod.as_ref() || *which == owner.device.id
 }
@@ -59,19 +52,19 @@ fn is_called(record: &Record, which: &String) -> bool {
 #[derive(Default)]
 struct Reaped {
     /// New records of devices that had none.
-    rebuilt: Vec<Record>,
+    rebuilt: Vec<Attachment>,
     /// The same in a dry run: devices without a record.
     not_rebuilt: Vec<Lost>,
     /// Addresses in use whose leases were gone: they have one again.
     addresses: Vec<Found>,
-    given_back: Vec<Record>,
+    given_back: Vec<Attachment>,
     /// Attachments that remain, with the reason; without one in a dry run.
-    left: Vec<(Record, Option<String>)>,
+    left: Vec<(Attachment, Option<String>)>,
     in_use: usize,
     /// Pending steps of attachments whose device is home: undone now, still left, given up.
-    undone: Vec<Record>,
-    pending: Vec<Record>,
-    forgotten: Vec<Record>,
+    undone: Vec<Attachment>,
+    pending: Vec<Attachment>,
+    forgotten: Vec<Attachment>,
     /// Names of unreadable records, and of those that were dropped.
     unreadable: Vec<String>,
     dropped: Vec<String>,
@@ -87,18 +80,19 @@ pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
     }
     let mut unknown = args.which.clone();
     unknown.retain(|which| reaped.not_rebuilt.iter().all(|lost| lost.id != *which));
-    if let Some(records) = Records::open_existing(node)? {
-        let (all, unreadable) = records.all()?;
-        let pending = records.pending()?.into_iter().map(|pending| pending.record);
-        let all: Vec<_> = all.into_iter().chain(pending).collect();
+    if let Some(attachments) = Attachments::open_existing(node)? {
+        let (mut all, unreadable) = attachments.all()?;
+        for pending in attachments.pending()? {
+            all.push(pending.attachment);
+        }
         unknown.retain(|which| {
             !unreadable.contains(which) && !all.iter().any(|record| is_called(record, which))
         });
-        reap_attachments(&records, node, args, &mut reaped)?;
-        report_pending(&records, args, &mut reaped)?;
+        reap_attachments(&attachments, node, args, &mut reaped)?;
+        report_pending(&attachments, args, &mut reaped)?;
         for name in unreadable {
             if args.forget && !args.dry_run && args.which.contains(&name) {
-                records.remove_unreadable(&name)?;
+                attachments.remove_unreadable(&name)?;
                 reaped.dropped.push(name);
             } else {
                 reaped.unreadable.push(name);
@@ -134,7 +128,7 @@ impl Reaped {
             .iter()
             .map(|(record, error)| json(record, error.as_deref()))
             .collect();
-        let steps = |records: &[Record]| records.iter().map(left::json).collect::<Vec<_>>();
+        let steps = |records: &[Attachment]| records.iter().map(left::json).collect::<Vec<_>>();
         let rebuilt: Vec<_> = self
             .rebuilt
             .iter()
@@ -235,9 +229,9 @@ fn rebuild(args: &ReapArgs, node: &Node, reaped: &mut Reaped) -> Result<()> {
             reaped.not_rebuilt.push(lost);
             continue;
         }
-        reaped
-            .rebuilt
-            .extend(lost.rebuild(&Records::open(node)?, node, &mut Socket::open()?)?);
+        let attachments = Attachments::open(node)?;
+        let rebuilt = attachments.rebuild(&lost.as_unrecorded(), node, &mut Socket::open()?)?;
+        reaped.rebuilt.extend(rebuilt);
     }
     if args.which.is_empty() && !args.dry_run {
         reaped.addresses = rebuild::leases(node)?;
@@ -248,121 +242,111 @@ fn rebuild(args: &ReapArgs, node: &Node, reaped: &mut Reaped) -> Result<()> {
 /// Reaps the attachments. What was pending before comes first: what becomes pending by this has
 /// been tried once by then.
 fn reap_attachments(
-    records: &Records,
+    attachments: &Attachments,
     node: &Node,
     args: &ReapArgs,
     reaped: &mut Reaped,
 ) -> Result<()> {
-    let mut pending = records.pending()?;
-    pending.retain(|pending| args.means(&pending.record));
-    retry(records, pending, node, args, reaped);
-    let (mut all, _) = records.all()?;
+    let mut pending = attachments.pending()?;
+    pending.retain(|pending| args.means(&pending.attachment));
+    retry(attachments, pending, node, args, reaped);
+    let (mut all, _) = attachments.all()?;
     all.sort_by(|one, other| one.owner.device.id.cmp(&other.owner.device.id));
-    for record in all.into_iter().filter(|record| args.means(record)) {
-        if let Err(error) = reap_one(records, &record, node, args, reaped) {
-            reaped.left.push((record, Some(format!("{error:#}"))));
+    for attachment in all {
+        if !args.means(&attachment) {
+            continue;
+        }
+        if let Err(error) = reap_one(attachments, &attachment, node, args, reaped) {
+            reaped.left.push((attachment, Some(format!("{error:#}"))));
         }
     }
     // Those that an ADD has just made, for it does not wait for them, and those that waited for
     // what came back now.
-    let mut due = records.pending()?;
+    let mut due = attachments.pending()?;
     due.retain(|pending| {
-        args.means(&pending.record) && is_due(&pending.record, &reaped.given_back)
+        args.means(&pending.attachment) && is_due(&pending.attachment, &reaped.given_back)
     });
-    retry(records, due, node, args, reaped);
+    retry(attachments, due, node, args, reaped);
     Ok(())
 }
 
-fn is_due(pending: &Record, given_back: &[Record]) -> bool {
+fn is_due(pending: &Attachment, given_back: &[Attachment]) -> bool {
     let owner = &pending.owner;
-    let waited = |back: &Record| {
+    let waited = |back: &Attachment| {
         let device = &back.owner.device;
         let is_its_pf = device.pci_id.is_some() && device.pci_id == owner.device.pf;
         (device.id == owner.device.id || is_its_pf) && back.owner.key() != owner.key()
     };
-    pending.left().all(|step| step.failed().tries == 0) || given_back.iter().any(waited)
+    let is_untried = pending.pending_steps().iter().all(|step| step.tries == 0);
+    is_untried || given_back.iter().any(waited)
 }
 
 /// Tries pending steps once more. What fails is reported below.
-fn retry(records: &Records, all: Vec<Pending>, node: &Node, args: &ReapArgs, reaped: &mut Reaped) {
-    for pending in all.into_iter().filter(|_| !args.dry_run) {
-        retry_one(records, &pending, node, reaped).unwrap_or_else(|error| log::warn!("{error:#}"));
+fn retry(
+    attachments: &Attachments,
+    all: Vec<PendingAttachment>,
+    node: &Node,
+    args: &ReapArgs,
+    reaped: &mut Reaped,
+) {
+    if args.dry_run {
+        return;
     }
-}
-
-fn retry_one(records: &Records, pending: &Pending, node: &Node, reaped: &mut Reaped) -> Result<()> {
-    let Some(_lock) = records.locks.try_attachment(&pending.record.owner.key())? else {
-        return Ok(());
-    };
-    let Some(mut pending) = records.pending_now(pending) else {
-        return Ok(());
-    };
-    pending::retry(&mut pending, records, node, PATIENCE)?;
-    if !pending.record.is_left() {
-        reaped.undone.push(pending.record);
+    for pending in all {
+        match attachments.retry(&pending, node) {
+            Ok(Some(true)) => reaped.undone.push(pending.attachment),
+            Ok(Some(false) | None) => (),
+            Err(error) => log::warn!("{error:#}"),
+        }
     }
-    Ok(())
 }
 
 /// What is pending now; given up where the arguments say so.
-fn report_pending(records: &Records, args: &ReapArgs, reaped: &mut Reaped) -> Result<()> {
-    for pending in records
-        .pending()?
-        .into_iter()
-        .filter(|pending| args.means(&pending.record))
-    {
+fn report_pending(attachments: &Attachments, args: &ReapArgs, reaped: &mut Reaped) -> Result<()> {
+    for pending in attachments.pending()? {
+        if !args.means(&pending.attachment) {
+            continue;
+        }
         if args.forget && !args.dry_run {
-            records.forget(&pending)?;
-            reaped.forgotten.push(pending.record);
-        } else if records.locks.is_busy(&pending.record.owner.key())? {
+            attachments.forget(&pending)?;
+            reaped.forgotten.push(pending.attachment);
+        } else if attachments.is_busy(&pending.attachment)? {
             reaped.in_use += 1;
         } else {
             // Whoever was busy may have undone it since the listing.
-            reaped
-                .pending
-                .extend(records.pending_now(&pending).map(|pending| pending.record));
+            reaped.pending.extend(attachments.pending_now(&pending));
         }
     }
     Ok(())
 }
 
 fn reap_one(
-    records: &Records,
-    of: &Record,
+    attachments: &Attachments,
+    attachment: &Attachment,
     node: &Node,
     args: &ReapArgs,
     reaped: &mut Reaped,
 ) -> Result<()> {
-    let key = of.owner.key();
-    let Some(_lock) = records.locks.try_attachment(&key)? else {
-        reaped.in_use += 1;
-        return Ok(());
-    };
-    let Some(record) = records.find(&key)? else {
-        return Ok(());
-    };
-    match state::of(&record, node, &mut Socket::open()?)? {
-        State::Live(_) | State::Elsewhere => reaped.in_use += 1,
-        State::Unknown(why) if !args.force => {
+    let ended = attachments.end(attachment, args.force, args.dry_run, node)?;
+    let attachment = attachment.clone();
+    match ended {
+        Ended::InUse => reaped.in_use += 1,
+        Ended::AlreadyGone => (),
+        Ended::CannotTell(why) => {
             let why = format!("cannot tell whether its pod is alive: {why}");
-            reaped.left.push((record, Some(why)));
+            reaped.left.push((attachment, Some(why)));
         }
-        _ if args.dry_run => reaped.left.push((record, None)),
-        _ => {
-            end(records, record.clone(), node)?;
-            if records.on_file(&key)?.is_none() {
-                reaped.given_back.push(record);
-            } else {
-                let how = locate::how_to_end(&record.owner);
-                let why = format!("it has not returned from the namespace of its pod: {how}");
-                reaped.left.push((record, Some(why)));
-            }
+        Ended::LeftOver => reaped.left.push((attachment, None)),
+        Ended::GivenBack => reaped.given_back.push(attachment),
+        Ended::NotReturned(how) => {
+            let why = format!("it has not returned from the namespace of its pod: {how}");
+            reaped.left.push((attachment, Some(why)));
         }
     }
     Ok(())
 }
 
-fn describe(record: &Record) -> String {
+fn describe(record: &Attachment) -> String {
     let device = &record.owner.device;
     let name = match &device.link {
         // A device without a PCI address is identified by its name alone.
@@ -373,7 +357,7 @@ fn describe(record: &Record) -> String {
     format!("{}{name} of {}", device.id, record.owner.describe())
 }
 
-fn json(record: &Record, error: Option<&str>) -> Value {
+fn json(record: &Attachment, error: Option<&str>) -> Value {
     let Owner {
         device,
         network,

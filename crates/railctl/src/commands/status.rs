@@ -13,12 +13,9 @@ use super::inventory::{Attached, Inventory, Rail, RdmaMode, counted, link_state,
 use super::left;
 use super::rebuild::{Lost, REMEDY};
 use crate::output::{self, Output};
-use rail_cni::attach::locate;
-use rail_cni::attach::planes::is_same_rail;
-use rail_cni::attach::record::Record;
-use rail_cni::attach::state::State;
-use rail_cni::attach::steps::host_addresses::HostAddresses;
+use rail_cni::attach::attachments::{Attachment, State};
 use rail_cni::node::Node;
+use rail_cni::pool::is_same_rail;
 use rail_cni::sysfs::Function;
 
 const RAILS: [&str; 10] = [
@@ -197,7 +194,7 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
                 ));
             }
             State::Missing => {
-                let (id, how) = (&owner.device.id, locate::how_to_end(owner));
+                let (id, how) = (&owner.device.id, one.record.how_to_end());
                 todo.push(format!(
                     "{what}: {id} has not returned from the pod, which is gone: {how}"
                 ));
@@ -305,8 +302,8 @@ fn text(node_name: &str, inventory: &Inventory, todo: &[String], now: SystemTime
 
 /// What NCCL_IB_GID_INDEX is to be for each pod: NCCL takes one number for all rails.
 fn gid_indexes(attachments: &[Attached]) -> Vec<String> {
-    let mut pods: BTreeMap<(String, &str), Vec<&Record>> = BTreeMap::new();
-    let with_gids = |one: &&Attached| one.is_live() && !one.record.found_gids().is_empty();
+    let mut pods: BTreeMap<(String, &str), Vec<&Attachment>> = BTreeMap::new();
+    let with_gids = |one: &&Attached| one.is_live() && !one.record.gids().is_empty();
     for record in attachments.iter().filter(with_gids).map(|one| &one.record) {
         let owner = &record.owner;
         let pod = owner.pod.as_ref();
@@ -320,7 +317,7 @@ fn gid_indexes(attachments: &[Attached]) -> Vec<String> {
     }
     let told = pods.into_iter().map(|((pod, _), records)| {
         // The first address of each rail: the others are of the other family.
-        let first: BTreeSet<u32> = records.iter().filter_map(|record| Some(record.found_gids().first()?.index)).collect();
+        let first: BTreeSet<u32> = records.iter().filter_map(|record| Some(record.gids().first()?.index)).collect();
         match first.iter().collect::<Vec<_>>()[..] {
             [index] => format!("{pod}: NCCL_IB_GID_INDEX={index}"),
             _ => format!("{pod}: its rails have different GID indexes: leave NCCL_IB_GID_INDEX unset (NCCL 2.21 or later)"),
@@ -393,7 +390,7 @@ fn row(one: &Attached, inventory: &Inventory, now: SystemTime) -> Vec<String> {
             .unwrap_or_default(),
         rdma_of(one, inventory).join(","),
         one.record
-            .found_gids()
+            .gids()
             .iter()
             .map(|gid| gid.index.to_string())
             .collect::<Vec<_>>()
@@ -446,8 +443,8 @@ fn json(node_name: &str, inventory: &Inventory, todo: &[String]) -> Value {
             "since": owner.since, "device": owner.device.id, "pf": owner.device.pf,
             "addresses": one.addresses,
             "mtu": link.map(|link| link.mtu), "mac": link.map(|link| &link.mac),
-            "source": record.find::<HostAddresses>().map(|_| "host"), "minPlanes": owner.min_planes,
-            "link": link.map(link_state), "rdma": rdma_of(one, inventory), "gids": record.found_gids(),
+            "source": record.has_host_addresses().then_some("host"), "minPlanes": owner.min_planes,
+            "link": link.map(link_state), "rdma": rdma_of(one, inventory), "gids": record.gids(),
             "error": one.error(),
         })
     });

@@ -2,7 +2,7 @@
 
 use super::super::inventory::Rail;
 use super::{Check, Findings};
-use rail_cni::attach::steps::guid::NO_GUIDS;
+use rail_cni::device::gid::NO_GUIDS;
 use rail_cni::sysfs::Function;
 
 /// Looks at the functions of a rail that no pod has.

@@ -8,7 +8,6 @@ use serde_json::Value;
 
 use super::runtimes::configurations_in;
 use crate::commands::inventory::Inventory;
-use rail_cni::attach::steps::lease::IpamLease;
 use rail_cni::files;
 use rail_cni::netconf::RDMA_CNI;
 
@@ -81,10 +80,10 @@ pub fn known(directory: &Path, inventory: &Inventory) -> Vec<Network> {
         );
     }
     for one in &inventory.attachments {
-        let Some(ipam) = one.record.find::<IpamLease>() else {
+        let Some(config) = one.record.ipam_config() else {
             continue;
         };
-        let config: Value = serde_json::from_str(&ipam.config).unwrap_or_default();
+        let config: Value = serde_json::from_str(config).unwrap_or_default();
         networks.extend(Network::of(&config, &Value::Null));
     }
     let mut once: Vec<Network> = Vec::new();

@@ -9,7 +9,7 @@ use super::networks::Network;
 use super::node::has_ipv6;
 use super::{Check, Findings, count, routes};
 use crate::commands::inventory::{Attached, Inventory};
-use rail_cni::attach::record::Record;
+use rail_cni::attach::attachments::Attachment;
 use rail_cni::files;
 use rail_cni::ipam::lease::{self, Folder, Holder, Lease};
 use rail_cni::netns::Life;
@@ -404,7 +404,7 @@ fn leases(
     Ok(())
 }
 
-fn is_of(lease: &Lease, record: &Record) -> bool {
+fn is_of(lease: &Lease, record: &Attachment) -> bool {
     let (
         owner,
         Holder {

@@ -8,18 +8,15 @@ use super::order;
 use super::{Check, Findings, Verdict, count};
 use crate::commands::inventory::{Attached, Inventory, Rail, link_state};
 use crate::commands::{left as what_is_left, rebuild};
-use rail_cni::attach::planes::is_same_rail;
-use rail_cni::attach::state::State;
-use rail_cni::attach::steps::host_addresses::HostAddresses;
-use rail_cni::attach::{locate, pending as left};
+use rail_cni::attach::attachments::{State, has_dynamic_host_addresses};
 use rail_cni::device::allowed::{refuse_addresses, refuse_what_the_host_needs};
 use rail_cni::device::userspace;
 use rail_cni::node::Node;
+use rail_cni::pool::is_same_rail;
 use rail_cni::pool::{Allocation, rail_in, store};
 use rail_cni::sysfs::Function;
 use rail_netlink::Socket;
 use rail_netlink::link::Link;
-use rail_netlink::vf::VfState;
 
 /// The MTU that the remedy sets on a PF, in bytes: enough for every network.
 const LARGE: u32 = 9216;
@@ -234,7 +231,7 @@ pub fn offer(
             let whose = owner.describe();
             let text =
                 format!("{id} has not returned from {whose}, whose network namespace is gone");
-            return refused("records", text, locate::how_to_end(owner));
+            return refused("records", text, holder.record.how_to_end());
         }
         // The next ADD restores the device.
         Some(holder) if holder.is_left_over() || holder.is_home => return Offer::Usable,
@@ -272,7 +269,7 @@ pub fn offer(
             let addresses = |host: &mut Socket| {
                 refuse_addresses(&what, link, host).or_else(|error| {
                     match node.policy.host_addresses {
-                        true => HostAddresses::take(&what, link, host).map(drop),
+                        true => has_dynamic_host_addresses(&what, link, host).map(drop),
                         false => Err(error),
                     }
                 })
@@ -289,7 +286,7 @@ pub fn offer(
         .iter()
         .filter(|record| record.owner.device.is_of(id))
     {
-        if let Err(error) = left::refuse_unless_apart(record, &VfState::default(), node, host) {
+        if let Err(error) = record.refuse_unless_apart(node, host) {
             let text = format!("ADDs of {id} are refused: {error:#}");
             return refused(
                 "pending",
@@ -653,10 +650,10 @@ fn host_addresses(rails: &[&Rail], host: &mut Socket, found: &mut Findings) {
             .chain(rail.vfs.iter().filter_map(|vf| vf.link.as_ref()))
         {
             // What cannot go into a pod is reported under `host-use`.
-            let Ok(saved) = HostAddresses::take(&link.name, link, host) else {
+            let Ok(is_dynamic) = has_dynamic_host_addresses(&link.name, link, host) else {
                 continue;
             };
-            if saved.is_dynamic() {
+            if is_dynamic {
                 let text = format!(
                     "{} has an address with a lifetime, which ends in a pod as well",
                     link.name

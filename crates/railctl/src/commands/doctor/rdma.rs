@@ -13,7 +13,6 @@ use super::networks::Network;
 use super::{Check, Findings, count};
 use crate::commands::inventory::{Inventory, Rail, RdmaMode};
 use crate::commands::rebuild::SEARCH;
-use rail_cni::attach::steps::rdma::Rdma;
 use rail_cni::every_netns::{self, Seen, Which};
 use rail_cni::node::Node;
 use rail_cni::sysfs::{ETHERNET, Function, Mounted, RdmaPort};
@@ -173,11 +172,11 @@ fn devices(inventory: &Inventory, why: Option<&str>, found: &mut Findings) {
         || inventory
             .attachments
             .iter()
-            .any(|one| !one.record.facts().rdma.is_empty());
+            .any(|one| one.record.moves_rdma());
     // Of a device whose netdev is not on the host either, a pod is the owner.
     let is_pending = |function: &Function| {
         let mut pending = inventory.pending.iter();
-        pending.any(|record| record.owner.device.is_of(&function.id) && record.leaves::<Rdma>())
+        pending.any(|record| record.owner.device.is_of(&function.id) && record.leaves_rdma())
     };
     let lacking = rails
         .iter()

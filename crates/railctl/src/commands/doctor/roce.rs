@@ -47,7 +47,7 @@ fn wanted_by(node: &Node, inventory: &Inventory) -> bool {
         || inventory
             .attachments
             .iter()
-            .any(|one| !one.record.facts().rdma.is_empty())
+            .any(|one| one.record.moves_rdma())
 }
 
 /// Makes all checks of this file.

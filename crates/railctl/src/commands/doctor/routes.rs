@@ -13,7 +13,7 @@ use super::networks::Network;
 use super::runtimes::{CONFIGURATIONS, configurations_in};
 use super::{Check, Findings};
 use crate::commands::inventory::Inventory;
-use rail_cni::attach::steps::rail::is_of_links;
+use rail_cni::cluster_networks::is_of_links;
 use rail_cni::cluster_networks::overlap;
 use rail_cni::files;
 use rail_cni::node::Node;

@@ -50,8 +50,8 @@ pub fn of_pod(inventory: &Inventory, container: &str) -> BTreeMap<String, Measur
         .iter()
         .map(|one| &one.record)
         .filter(|one| one.owner.container_id == container);
-    let measure = |record: &rail_cni::attach::record::Record| {
-        let (gid, rail) = (record.found_gids().first()?.clone(), record.owner.rail?);
+    let measure = |record: &rail_cni::attach::attachments::Attachment| {
+        let (gid, rail) = (record.gids().first()?.clone(), record.owner.rail?);
         Some((record.owner.ifname.clone(), Measure { gid, rail }))
     };
     own.filter_map(measure).collect()

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use nix::sys::signal::{SigSet, Signal};
 
-use rail_cni::attach::records::Records;
+use rail_cni::attach::attachments::Attachments;
 use rail_cni::node::Node;
 
 /// How often it looks whether a pod wants a rail. ADD waits for a device that is given back for a
@@ -44,13 +44,13 @@ impl Ending {
     /// Ends it when a runtime calls rail-cni for another container: a pod starts or ends here, and
     /// starting ones want what this holds, devices and addresses.
     pub fn watch(&self, node: &Node, own: &str) -> Result<()> {
-        let Some(records) = Records::open_existing(node)? else {
+        let Some(records) = Attachments::open_existing(node)? else {
             return Ok(());
         };
         let (other, own) = (self.clone(), own.to_owned());
         thread::Builder::new().spawn(move || {
             while !other.is_near() {
-                if let Ok(Some(call)) = records.locks.busy_but(&own) {
+                if let Ok(Some(call)) = records.busy_but(&own) {
                     let _ = other.0.wanted.set(format!("rail-cni is called for {call}"));
                     other.come();
                 }

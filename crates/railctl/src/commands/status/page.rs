@@ -96,7 +96,7 @@ mod tests {
     use serde_json::Value;
 
     use crate::commands::inventory::{Attached, RdmaMode};
-    use rail_cni::attach::record::Record;
+    use rail_cni::attach::attachments::{Attachment, State};
 
     #[test]
     fn nothing_that_a_tenant_named_is_code() {
@@ -117,8 +117,8 @@ mod tests {
         let step = json!({"change": {"gids": {"found": gids}}, "state": "done"});
         record["steps"].as_array_mut().unwrap().push(step);
         let attached = Attached {
-            record: Record::parse(record.to_string().as_bytes()).unwrap(),
-            state: rail_cni::attach::state::State::Live(None),
+            record: Attachment::parse(record.to_string().as_bytes()).unwrap(),
+            state: State::Live(None),
             is_busy: false,
             addresses: vec![HOSTILE.to_owned()],
             rdma: vec![HOSTILE.to_owned()],

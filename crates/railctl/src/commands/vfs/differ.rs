@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::commands::inventory::{Inventory, Rail, Vf};
-use rail_cni::attach::rebuild::is_away;
+use rail_cni::device::is_away;
 use rail_cni::failure;
 use rail_cni::node::{Driver, Vfs};
 use rail_cni::sysfs::Function;

@@ -9,8 +9,7 @@ use super::differ::{Change, VFIO};
 use super::refuse::Refusal;
 use super::{State, VfsArgs, look};
 use crate::commands::inventory::{Inventory, Rail};
-use rail_cni::attach::locks::DeviceLock;
-use rail_cni::attach::records::Records;
+use rail_cni::attach::attachments::{Attachments, DeviceLock};
 use rail_cni::failure;
 use rail_cni::node::{Driver, Node, Vfs};
 use rail_cni::sysfs::{DeviceId, Function};
@@ -56,10 +55,10 @@ fn round(
     args: &VfsArgs,
     made: &mut Vec<Change>,
 ) -> Result<Left> {
-    let records = Records::open(node)?;
+    let attachments = Attachments::open(node)?;
     let inventory = Inventory::take(node)?;
     let rail = inventory.rails.get(row).context("node.json has changed")?;
-    let locks = match lock(rail, &records)? {
+    let locks = match lock(rail, &attachments)? {
         Ok(locks) => locks,
         Err(refusal) => return Ok(Left::Stopped(State::Refused(refusal), Vec::new())),
     };
@@ -72,8 +71,8 @@ fn round(
     if changes.iter().any(Change::is_of_pf) {
         changes.retain(Change::is_of_pf);
     }
-    let _binding = records.locks.binding()?;
-    let _pf = records.locks.pf(rail.pf())?;
+    let _binding = attachments.binding()?;
+    let _pf = attachments.pf(rail.pf())?;
     for change in changes {
         apply(&change, rail, node)?;
         log::info!("{}: {}", rail.title(), change.text());
@@ -84,11 +83,11 @@ fn round(
 }
 
 /// Locks the PF and its VFs against the calls of runtimes.
-fn lock(rail: &Rail, records: &Records) -> Result<Result<Vec<DeviceLock>, Refusal>> {
+fn lock(rail: &Rail, attachments: &Attachments) -> Result<Result<Vec<DeviceLock>, Refusal>> {
     let mut locks = Vec::new();
     let vfs = rail.vfs.iter().map(|vf| &vf.function);
     for function in rail.function.iter().chain(vfs) {
-        let Some(lock) = records.locks.try_device(&function.id)? else {
+        let Some(lock) = attachments.try_device(&function.id)? else {
             let text = format!(
                 "an ADD or DEL of {} is running: try again when it has ended",
                 function.id
