@@ -333,8 +333,6 @@ fn no_files_of_a_crate_make_a_circle() {
     let mut circles = BTreeMap::new();
     for source in sources {
         let uses = uses_in(&source);
-        let arrows: usize = uses.values().map(BTreeSet::len).sum();
-        println!("{source}: {} files, {arrows} arrows", uses.len());
         let found = circle(uses);
         if !found.is_empty() {
             circles.insert(source, found);

@@ -48,7 +48,7 @@ fn main() {
         .args(command)
         .spawn()
         .unwrap();
-    let ended = tracer::follow(Pid::from_raw(first.id().cast_signed()), |point| {
+    let ended = tracer::follow(Pid::from_raw(i32::try_from(first.id()).unwrap()), |point| {
         if !is_meant(what, &point) {
             return Fate::Made;
         }

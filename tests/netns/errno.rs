@@ -200,7 +200,7 @@ fn run<S: Story>(story: &S, case: Option<Case>, mut see: impl FnMut(&Point, usiz
         .take()
         .unwrap()
         .write_all(config.to_string().as_bytes());
-    let pid = Pid::from_raw(child.id().cast_signed());
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
     let mut counts: HashMap<i64, usize> = HashMap::new();
     // The loader's calls are not ours. The first call of a Rust program is a poll of its three
     // standard files.
@@ -421,8 +421,7 @@ fn sweep<S: Story>(test: &str, most: usize) {
         Some(only) => vec![(only, all[only])],
         // What a path leads to decides what is taken for the pod's: all of these are few.
         None => sample(all.iter().copied().enumerate().filter(|(index, case)| {
-            index.is_multiple_of(step)
-                || [libc::SYS_readlink, libc::SYS_readlinkat].contains(&case.number)
+            index % step == 0 || [libc::SYS_readlink, libc::SYS_readlinkat].contains(&case.number)
         })),
     };
     let (next, missed, failures) = (

@@ -169,7 +169,7 @@ fn pid_in(file: &Path) -> i32 {
 }
 
 fn terminate(child: &Child, signal: Signal) {
-    kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
 }
 
 fn ended(child: Child) -> Ran {
@@ -699,7 +699,7 @@ fn a_lock_that_is_held_for_long_is_named() {
     rig.del().ok();
     let path = rig.host.path("run/locks/attachment-c1:net1");
     let held = fs::File::open(&path).unwrap();
-    held.lock().unwrap();
+    fs4::FileExt::lock(&held).unwrap();
     let calls = ["ADD", "DEL"].map(|verb| rig.start(verb, 0));
     for ran in calls.map(ended) {
         let msg = ran.error(11)["msg"].to_string();

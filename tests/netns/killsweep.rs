@@ -171,7 +171,8 @@ fn locked(dir: &Path) -> Vec<PathBuf> {
         let is_lock = dir.ends_with("locks") || path.ends_with("lock");
         if path.is_dir() {
             held.append(&mut locked(&path));
-        } else if is_lock && fs::File::open(&path).unwrap().try_lock_shared().is_err() {
+        } else if is_lock && fs4::FileExt::try_lock_shared(&fs::File::open(&path).unwrap()).is_err()
+        {
             held.push(path);
         }
     }
@@ -283,7 +284,7 @@ fn add_heals(bench: &Bench, traced: &Traced, pod: usize, refused: u32) {
 /// What is tried after each kill, and more after every fifth.
 fn aftermath(bench: &Bench, verb: &str, traced: &Traced, victim: usize) {
     del_and_add_again(bench, verb, traced);
-    if victim.is_multiple_of(5) {
+    if victim % 5 == 0 {
         for (pod, refused) in [(0, 7), (1, 11)] {
             begin(bench, verb);
             add_heals(bench, &bench.killed(verb, Some(victim)), pod, refused);

@@ -195,7 +195,7 @@ impl Side {
             .unwrap()
             .write_all(config.to_string().as_bytes())
             .unwrap();
-        let first = Pid::from_raw(child.id().cast_signed());
+        let first = Pid::from_raw(i32::try_from(child.id()).unwrap());
         tracer::seize(first);
         let members = HashSet::from([first]);
         Side {

@@ -32,7 +32,7 @@ pub fn is_allowed(test: &str) -> bool {
         .arg("5")
         .spawn()
         .unwrap();
-    let pid = Pid::from_raw(child.id().cast_signed());
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
     let seized = ptrace::seize(pid, Options::PTRACE_O_EXITKILL);
     child.kill().unwrap();
     child.wait().unwrap();
@@ -71,7 +71,7 @@ pub fn run_with(call: &Call, config: &Value, fate: impl FnMut(Point) -> Fate) ->
         calls,
         killed,
         ..
-    } = tracer::follow(Pid::from_raw(child.id().cast_signed()), fate);
+    } = tracer::follow(Pid::from_raw(i32::try_from(child.id()).unwrap()), fate);
     let (mut stdout, mut stderr) = (String::new(), String::new());
     child
         .stdout
@@ -109,7 +109,7 @@ pub fn count(call: &Call, config: &Value) -> usize {
         .unwrap()
         .write_all(config.to_string().as_bytes())
         .unwrap();
-    let first = Pid::from_raw(child.id().cast_signed());
+    let first = Pid::from_raw(i32::try_from(child.id()).unwrap());
     let Ended { status, calls, .. } = tracer::follow_but(&[], first, |_| Fate::Made);
     assert_eq!(status, 0);
     calls

@@ -205,10 +205,10 @@ fn status_calls_an_attachment_busy_while_its_lock_is_held() {
     host.cni("ADD", "c1", &pod, &rail(0)).ok();
     host.hand_back(&pod, "net1");
     let lock = fs::File::open(host.path("run/locks/attachment-c1:net1")).unwrap();
-    lock.lock().unwrap();
+    fs4::FileExt::lock(&lock).unwrap();
     assert_eq!(status(&host)["attachments"][0]["state"], "busy");
     // Closing is not enough: a child that another test is starting may have it open for a moment.
-    lock.unlock().unwrap();
+    fs4::FileExt::unlock(&lock).unwrap();
     assert_eq!(status(&host)["attachments"][0]["state"], "dead");
 }
 
