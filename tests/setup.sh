@@ -12,7 +12,8 @@ cases=(root_gets_what_is_missing a_user_is_told_the_line no_manager_is_said what
     no_rust_is_answered_with_a_line the_package_of_rust_is_named an_old_package_of_rust_is_not_advised
     an_old_rust_is_said executables_of_elsewhere_are_taken
     executables_that_are_not_what_their_sums_say_are_refused nothing_runs_that_is_no_static_executable_for_this_machine
-    a_compiler_is_unpacked_by_its_sum_alone a_url_without_tls_is_refused a_release_is_taken_by_its_signature_alone a_build_says_its_commit)
+    a_compiler_is_unpacked_by_its_sum_alone a_url_without_tls_is_refused a_release_is_taken_by_its_signature_alone a_build_says_its_commit
+    an_installation_is_for_people_and_is_removed_to_the_last_file files_of_others_stay_and_are_named)
 passed=0 failed=0 skipped=0 status=0
 rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
 
@@ -387,6 +388,64 @@ a_build_says_its_commit() {
     copy=$copy/below says_commit "${hash:0:12}"
     cp "$root/scripts/build" "$copy/below/scripts/build"
     copy=$copy/below says_commit ''
+}
+
+# install_there [OPTION...]: the executables that are there, below $work/root. What it says is in $work/said.
+install_there() {
+    CARGO_TARGET_DIR=$work/target RAIL_CNI_FROM=$target/static DESTDIR=$work/root "$root/scripts/install" "$@" \
+        >"$work/said" 2>&1 || { cat "$work/said" && return 1; }
+}
+
+# files: what is there, with where links lead.
+files() { (cd "$work/root" && find . -mindepth 1 -printf '%y %p %l\n' | sort); }
+
+an_installation_is_for_people_and_is_removed_to_the_last_file() {
+    local share=$work/root/usr/local/share name
+    rm -rf "$work/root"
+    mkdir -p "$work/root/usr/local/share/man/man8"
+    printf 'other\n' >"$share/man/man8/other.8"
+    files >"$work/before"
+    install_there
+    for name in "${executables[@]}"; do cmp "$target/static/$name" "$work/root/opt/cni/bin/$name"; done
+    [[ $(readlink "$work/root/usr/local/bin/railctl") == /opt/cni/bin/railctl ]]
+    [[ -s $share/man/man8/railctl.8 && -s $share/man/man8/railctl-status.8 ]]
+    grep -q 'complete .* railctl$' "$share/bash-completion/completions/railctl"
+    grep -qx '#compdef railctl' "$share/zsh/site-functions/_railctl"
+    grep -q '^complete -c railctl ' "$share/fish/vendor_completions.d/railctl.fish"
+    grep -q '/usr/local/bin/railctl  link to /opt/cni/bin/railctl' "$work/said"
+    grep -q 'completions for bash zsh fish' "$work/said"
+    # Once more, with a page of an older version.
+    files >"$work/installed"
+    printf 'old\n' >"$share/man/man8/railctl-old.8"
+    printf '/usr/local/share/man/man8/railctl-old.8\n' >>"$share/rail-cni/installed"
+    install_there
+    files | cmp - "$work/installed"
+    install_there --uninstall
+    files | cmp - "$work/before"
+    # In other folders.
+    install_there --prefix /usr/people /srv/plugins
+    [[ $(readlink "$work/root/usr/people/bin/railctl") == /srv/plugins/railctl && -x $work/root/srv/plugins/rail-cni ]]
+    install_there --prefix /usr/people --uninstall /srv/plugins
+    files | cmp - "$work/before"
+}
+
+files_of_others_stay_and_are_named() {
+    local bin=$work/root/usr/local/bin page=$work/root/usr/local/share/man/man8/railctl.8
+    rm -rf "$work/root"
+    mkdir -p "$bin" "${page%/*}"
+    printf 'theirs\n' | tee "$bin/railctl" >"$page"
+    files >"$work/before"
+    install_there
+    grep -qF "$bin/railctl stays as it is" "$work/said"
+    grep -qF "$page stays as it is" "$work/said"
+    [[ $(<"$bin/railctl") == theirs && $(<"$page") == theirs && -x $work/root/opt/cni/bin/railctl ]]
+    install_there --uninstall
+    files | cmp - "$work/before"
+    # A link that leads elsewhere by now is somebody else's.
+    rm "$bin/railctl" && install_there
+    ln -sfT /usr/bin/true "$bin/railctl"
+    install_there --uninstall
+    [[ $(readlink "$bin/railctl") == /usr/bin/true ]]
 }
 
 main "$@"

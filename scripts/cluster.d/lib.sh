@@ -560,7 +560,7 @@ install_multus() {
 # install_rails NODE: the steps of README.md that are done on each node. What else installs it takes the place of this
 # function alone.
 install_rails() {
-    on "$1" env CARGO_TARGET_DIR=/run/built "RAIL_CNI_FROM=$target/static" "$root/scripts/install"
+    on "$1" env CARGO_TARGET_DIR=/run/built "RAIL_CNI_FROM=$target/static" "$root/scripts/install" --prefix /run/local
     jq --arg node "$1" --arg sysfs "$sysfs" '. + {nodeName: $node, sysfsRoot: $sysfs}' "$root/conf/node.json" |
         on "$1" tee /etc/rail-cni/node.json >/dev/null
     on "$1" /opt/cni/bin/railctl plan "$root/conf/fabric.yaml" --to store

@@ -1,7 +1,7 @@
-//! The same for rail-agent: `agent-pages DIRECTORY`.
+//! Writes the manual pages and the shell completions of rail-agent: `agent-pages DIRECTORY`.
 
-#[path = "../../railctl/examples/pages/write.rs"]
-mod write;
+#[path = "../../railctl/src/commands/pages.rs"]
+mod pages;
 
 use std::io;
 use std::path::Path;
@@ -10,5 +10,5 @@ fn main() -> io::Result<()> {
     let directory = std::env::args_os()
         .nth(1)
         .ok_or_else(|| io::Error::other("usage: agent-pages DIRECTORY"))?;
-    write::pages(rail_agent::command(), Path::new(&directory))
+    pages::pages(rail_agent::command(), Path::new(&directory))
 }

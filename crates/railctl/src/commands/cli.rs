@@ -1,8 +1,9 @@
 //! The verbs of railctl: their arguments, and the function that runs each.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 
 use rail_cni::cni::{self, RELEASE, Version};
@@ -19,6 +20,7 @@ use super::import::{ImportArgs, import};
 use super::lease::{LeaseArgs, lease};
 use super::leases::{LeasesArgs, leases};
 use super::lint::lint;
+use super::pages::pages;
 use super::plan::{PlanArgs, plan};
 use super::preflight::{PreflightArgs, merge, preflight};
 use super::reap::{ReapArgs, reap};
@@ -241,6 +243,9 @@ JSON: rails[]: rail, plane, network, interface, addresses[], rdma (device, port,
 with --check differences[]: variable, expected, found.
 Exit status: 0 success, 1 no rails, rails that cannot be told apart, a difference, or a failure, 2 usage error.")]
     Env(EnvArgs),
+    /// Write the manual pages and the shell completions of railctl, for scripts/install and packages
+    #[command(hide = true)]
+    Pages(PagesArgs),
 }
 
 #[derive(Debug, Args)]
@@ -284,7 +289,14 @@ struct LintArgs {
     files: Vec<String>,
 }
 
-/// The arguments of railctl, from which its manual pages and shell completions are made.
+#[derive(Debug, Args)]
+struct PagesArgs {
+    /// Directory in which `man`, `bash`, `zsh` and `fish` are made
+    #[arg(value_name = "DIRECTORY")]
+    directory: PathBuf,
+}
+
+/// The arguments of railctl.
 pub fn command() -> clap::Command {
     Cli::command()
 }
@@ -339,8 +351,15 @@ pub fn run() -> ExitCode {
         ),
         Command::Release(args) => start("release").and_then(|node| release(&node, &args, output)),
         Command::Env(args) => look().and_then(|node| env(&node, &args, output)),
+        Command::Pages(args) => write_pages(&args.directory),
     };
     output::end(done)
+}
+
+fn write_pages(directory: &Path) -> Result<ExitCode> {
+    pages(command(), directory)
+        .with_context(|| format!("cannot write the pages to {}", directory.display()))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn refuse_to_be_a_plugin() -> ExitCode {

@@ -15,6 +15,7 @@ mod leases;
 mod left;
 pub mod lint;
 mod out;
+mod pages;
 mod plan;
 mod preflight;
 mod reap;

@@ -1,4 +1,5 @@
-//! Writes the manual pages and the shell completions of a program.
+//! Writes the manual pages and the shell completions of a program. The example agent-pages of the
+//! crate rail-agent includes this file, too.
 
 use std::fs;
 use std::io;
@@ -8,7 +9,8 @@ use clap::Command;
 use clap_complete::{Generator as _, Shell, generate};
 use clap_mangen::Man;
 
-/// Writes `man`, `bash`, `zsh` and `fish` below the directory.
+/// Writes `man`, `bash`, `zsh` and `fish` below the directory. The same program gives the same
+/// bytes.
 pub fn pages(command: Command, directory: &Path) -> io::Result<()> {
     // The release without the commit, so that a page changes only when its command does.
     let mut command = command
