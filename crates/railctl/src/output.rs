@@ -26,8 +26,10 @@ pub enum Output {
 }
 
 /// Parses the arguments. Prints a usage error or the help, and then returns the exit status.
-pub fn parse<C: Parser>() -> Result<C, ExitCode> {
-    C::try_parse().map_err(|error| {
+pub fn parse<C: Parser>(command: clap::Command) -> Result<C, ExitCode> {
+    let matches = command.try_get_matches();
+    let arguments = matches.and_then(|matches| C::from_arg_matches(&matches));
+    arguments.map_err(|error| {
         let _ = error.print();
         if error.use_stderr() {
             ExitCode::from(2)

@@ -16,6 +16,7 @@ use super::devices::devices;
 use super::discover::{DiscoverArgs, discover};
 use super::doctor::{Needs, doctor, wait};
 use super::env::{EnvArgs, env};
+use super::help;
 use super::import::{ImportArgs, import};
 use super::lease::{LeaseArgs, lease};
 use super::leases::{LeasesArgs, leases};
@@ -26,30 +27,23 @@ use super::preflight::{PreflightArgs, merge, preflight};
 use super::reap::{ReapArgs, reap};
 use super::refused;
 use super::release::{ReleaseArgs, release};
+use super::root;
 use super::start;
 use super::status::{status, status_page};
 use super::vfs::{VfsArgs, vfs};
 use crate::output::{self, Output, PROGRAM};
 
-const PLAN_HELP: &str = "Examples:
-  railctl plan fabric.yaml                                         check it, and print its pools
-  railctl plan topology.json --tiers 2 --to cidrpool --out pools
-  railctl plan --from netplan hosts/ --pool-name 'rail-{rail+1}' --to cidrpool
-  railctl plan pools/*.yaml --to store --diff                    what would change on this node
-  railctl plan topology.json --tiers 2 --check --against pools/*.yaml
-
-Everything is checked first; if anything is wrong, nothing is written. The exit status is 0 if the
-command is done or finds no difference, 1 if it fails, refuses the plan or finds a difference, and 2
-for a usage error.";
+const PLAN_HELP: &str = "Everything is checked first; if anything is wrong, nothing is written. The exit status is 0 if \
+the command is done or finds no difference, 1 if it fails, refuses the plan or finds a difference, and 2 for a usage error.";
 
 /// Show, check and plan the rails of this node and its pods, and clean up after lost DELs.
 #[derive(Debug, Parser)]
 #[command(
     name = PROGRAM,
     version = RELEASE.as_str(),
-    after_help = "The paths and the name of the node come from /etc/rail-cni/node.json, or from the file that
-RAIL_CNI_NODE_CONFIG names. `lint` and `plan` need neither that file nor root.
-Exit status: 0 success, 1 the command failed or something remains to be done, 2 usage error."
+    after_help = "The paths and the name of the node come from /etc/rail-cni/node.json, or from the file that \
+RAIL_CNI_NODE_CONFIG names. `lint`, `plan` and `env` need neither that file nor root.
+Exit status: 0 success, 1 the command failed, also for lack of root, or something remains to be done, 2 usage error."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -216,32 +210,24 @@ JSON: claim, device, rail, table, addresses[] (pool, address, gateway), routes[]
     )]
     Lease(LeaseArgs),
     /// Release leases of pods that are gone
-    #[command(after_help = "Examples:
-  railctl release --address 172.16.1.60
-  railctl release --container 0a1b2c3d --ifname net1
-  railctl release --pool rail-3 --dead
-  railctl release --claim 1df9fd4b-53c7-4cab-b6d4-bf0be5ee6526
-
-A lease is kept unless its network namespace is provably gone, because a second pod could get an address
-in use. A resource claim's lease is kept while its device is in a pod. --force releases it anyway. The
+    #[command(
+        after_help = "A lease is kept unless its network namespace is provably gone, because a second pod could get an \
+address in use. A resource claim's lease is kept while its device is in a pod. --force releases it anyway. The \
 exit status is 1 if a lease was kept.
-JSON: released[] and refused[], with the keys of leases.")]
+JSON: released[] and refused[], with the keys of leases."
+    )]
     Release(ReleaseArgs),
     /// In a pod, print which interface and RDMA device is which rail, also for NCCL, NVSHMEM, UCX
     /// and gloo
-    #[command(after_help = "Examples:
-  railctl env
-  railctl env --format nccl.conf --out /etc/nccl.conf
-  eval \"$(railctl env --format sh)\"
-  railctl env --hostfile - --hosts 2 --slots 8
-  railctl env --check --pid 42
-
-It needs no privilege, no node.json and no API server. Unknown values are omitted, with a message on stderr.
---check requires NCCL's variables, in the environment or in NCCL's files, and compares those of other libraries if
+    #[command(
+        after_help = "It needs no privilege, no node.json and no API server. Unknown values are omitted, with a message on \
+stderr.
+--check requires NCCL's variables, in the environment or in NCCL's files, and compares those of other libraries if \
 they are set.
 JSON: rails[]: rail, plane, network, interface, addresses[], rdma (device, port, gidIndex), leafPorts[]; variables; unknown[]; \
 with --check differences[]: variable, expected, found.
-Exit status: 0 success, 1 no rails, rails that cannot be told apart, a difference, or a failure, 2 usage error.")]
+Exit status: 0 success, 1 no rails, rails that cannot be told apart, a difference, or a failure, 2 usage error."
+    )]
     Env(EnvArgs),
     /// Write the manual pages and the shell completions of railctl, for scripts/install and packages
     #[command(hide = true)]
@@ -298,7 +284,7 @@ struct PagesArgs {
 
 /// The arguments of railctl.
 pub fn command() -> clap::Command {
-    Cli::command()
+    help::complete(Cli::command())
 }
 
 /// Runs the command in the arguments. A network may name railctl as its `type`: it does nothing for
@@ -307,53 +293,76 @@ pub fn run() -> ExitCode {
     if std::env::var_os("CNI_COMMAND").is_some_and(|verb| !verb.is_empty()) {
         return refuse_to_be_a_plugin();
     }
-    let Cli { command, output } = match output::parse() {
+    let Cli { command, output } = match output::parse(command()) {
         Ok(cli) => cli,
         Err(code) => return code,
     };
-    let done = match command {
-        // These commands write no log: their output has all errors.
-        Command::Status(StatusArgs { html: true }) => look().and_then(|node| status_page(&node)),
-        Command::Status(_) => look().and_then(|node| status(&node, output)),
-        Command::Check => look().and_then(|node| check(&node, output)),
-        Command::Doctor(args) => {
-            output::watch();
-            doctor(args.mtu, args.rdma, output)
-        }
-        Command::Wait(WaitArgs {
-            timeout,
-            pfs,
-            needs: DoctorArgs { mtu, rdma },
-        }) => {
-            output::watch();
-            wait(timeout, Needs { mtu, rdma, pfs }, output)
-        }
-        Command::Cables(args) => look().and_then(|node| cables(&node, &args, output)),
-        Command::Discover(args) => look().and_then(|node| discover(&node, &args, output)),
-        Command::Preflight(args) => merge(&args, output)
-            .unwrap_or_else(|| start("preflight").and_then(|node| preflight(&node, &args, output))),
-        Command::Devices => look().and_then(|node| devices(&node, output)),
-        Command::Vfs(args) => start("vfs").and_then(|node| vfs(&node, &args, output)),
-        Command::Lint(args) => lint(&args.files, args.fix, output),
-        Command::Reap(args) => start("reap").and_then(|node| reap(&node, &args, output)),
-        Command::Import(args) => refused::told(
-            start("import").and_then(|node| import(&node, &args, output)),
-            output,
-        ),
-        Command::Plan(args) => {
-            rail_cni::log::describe_command(PROGRAM, "plan");
-            refused::told(plan(&args, output), output)
-        }
-        Command::Leases(args) => start("leases").and_then(|node| leases(&node, &args, output)),
-        Command::Lease(args) => refused::told(
-            start("lease").and_then(|node| lease(&node, &args, output)),
-            output,
-        ),
-        Command::Release(args) => start("release").and_then(|node| release(&node, &args, output)),
-        Command::Env(args) => look().and_then(|node| env(&node, &args, output)),
-        Command::Pages(args) => write_pages(&args.directory),
-    };
+    let done = command.require_root().and_then(|()| command.run(output));
     output::end(done)
+}
+
+impl Command {
+    /// Fails if the command needs root, and another user runs it. `doctor` skips what it cannot
+    /// see.
+    fn require_root(&self) -> Result<()> {
+        let needs_root = match self {
+            Command::Doctor(_) | Command::Lint(_) | Command::Env(_) | Command::Pages(_) => false,
+            Command::Plan(args) => args.is_of_the_store(),
+            Command::Preflight(args) => args.is_of_this_node(),
+            _ => true,
+        };
+        if needs_root { root::require() } else { Ok(()) }
+    }
+
+    fn run(self, output: Output) -> Result<ExitCode> {
+        match self {
+            // These commands write no log: their output has all errors.
+            Command::Status(StatusArgs { html: true }) => {
+                look().and_then(|node| status_page(&node))
+            }
+            Command::Status(_) => look().and_then(|node| status(&node, output)),
+            Command::Check => look().and_then(|node| check(&node, output)),
+            Command::Doctor(args) => {
+                output::watch();
+                doctor(args.mtu, args.rdma, output)
+            }
+            Command::Wait(WaitArgs {
+                timeout,
+                pfs,
+                needs: DoctorArgs { mtu, rdma },
+            }) => {
+                output::watch();
+                wait(timeout, Needs { mtu, rdma, pfs }, output)
+            }
+            Command::Cables(args) => look().and_then(|node| cables(&node, &args, output)),
+            Command::Discover(args) => look().and_then(|node| discover(&node, &args, output)),
+            Command::Preflight(args) => merge(&args, output).unwrap_or_else(|| {
+                start("preflight").and_then(|node| preflight(&node, &args, output))
+            }),
+            Command::Devices => look().and_then(|node| devices(&node, output)),
+            Command::Vfs(args) => start("vfs").and_then(|node| vfs(&node, &args, output)),
+            Command::Lint(args) => lint(&args.files, args.fix, output),
+            Command::Reap(args) => start("reap").and_then(|node| reap(&node, &args, output)),
+            Command::Import(args) => refused::told(
+                start("import").and_then(|node| import(&node, &args, output)),
+                output,
+            ),
+            Command::Plan(args) => {
+                rail_cni::log::describe_command(PROGRAM, "plan");
+                refused::told(plan(&args, output), output)
+            }
+            Command::Leases(args) => start("leases").and_then(|node| leases(&node, &args, output)),
+            Command::Lease(args) => refused::told(
+                start("lease").and_then(|node| lease(&node, &args, output)),
+                output,
+            ),
+            Command::Release(args) => {
+                start("release").and_then(|node| release(&node, &args, output))
+            }
+            Command::Env(args) => look().and_then(|node| env(&node, &args, output)),
+            Command::Pages(args) => write_pages(&args.directory),
+        }
+    }
 }
 
 fn write_pages(directory: &Path) -> Result<ExitCode> {

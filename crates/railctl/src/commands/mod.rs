@@ -8,6 +8,7 @@ mod devices;
 mod discover;
 mod doctor;
 mod env;
+mod help;
 mod import;
 mod inventory;
 mod lease;
@@ -23,6 +24,7 @@ mod rebuild;
 mod refused;
 mod release;
 mod report;
+mod root;
 mod status;
 mod vfs;
 

@@ -22,9 +22,10 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::count;
 use super::inventory::{Inventory, Rail};
+use super::{count, root};
 use crate::output::{self, Output};
+use rail_cni::node::Node;
 use rail_cni::watchdog;
 
 pub use rails::{Offer, devices, offer};
@@ -143,33 +144,24 @@ pub fn doctor(mtu: u32, needs_rdma: bool, output: Output) -> Result<ExitCode> {
     let node = node::configuration(&mut found);
     watchdog::allow(node.call_timeout());
     node::programs(&mut found);
-    watchdog::step(|| "the check log".to_owned());
-    node::log(&node, &mut found);
+    with_root(&["log"], &mut found, |found| {
+        watchdog::step(|| "the check log".to_owned());
+        node::log(&node, found);
+    });
     node::confined(&node, &mut found);
-    watchdog::step(|| "the checks run and store".to_owned());
-    node::directories(&node, &mut found);
+    with_root(&["run", "store"], &mut found, |found| {
+        watchdog::step(|| "the checks run and store".to_owned());
+        node::directories(&node, found);
+    });
     node::host(&mut found);
-    watchdog::step(|| "the check move".to_owned());
-    moves::check(&mut found);
-    watchdog::step(|| "reading devices and records".to_owned());
-    match Inventory::take(&node) {
-        Ok(inventory) => {
-            let networks = networks::known(Path::new(runtimes::CONFIGURATIONS), &inventory);
-            rails::check(&node, &inventory, &networks, mtu, &mut found);
-            rdma::check(&node, &inventory, &networks, needs_rdma, &mut found);
-            roce::check(&node, &inventory, &mut found);
-            watchdog::step(|| "the checks pools and leases".to_owned());
-            pools::check(&node, &inventory, &networks, &mut found);
-            pools::check_closed(&node, &mut found);
-        }
-        Err(error) => {
-            found.add(Check::fail(
-                "inventory",
-                format!("{error:#}"),
-                "correct that; rails and pools were not checked",
-            ));
-        }
-    }
+    with_root(&["move"], &mut found, |found| {
+        watchdog::step(|| "the check move".to_owned());
+        moves::check(found);
+    });
+    let of_devices = ["pf", "vfs", "rdma", "pools", "leases", "records"];
+    with_root(&of_devices, &mut found, |found| {
+        devices_and_pools(&node, mtu, needs_rdma, found);
+    });
     watchdog::step(|| "the checks runtime and net.d".to_owned());
     runtimes::check(&mut found);
 
@@ -183,6 +175,36 @@ pub fn doctor(mtu: u32, needs_rdma: bool, output: Output) -> Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Runs the checks `names`, of what only root can see; for another user, skips each.
+fn with_root(names: &[&'static str], found: &mut Findings, checks: impl FnOnce(&mut Findings)) {
+    if root::is_root() {
+        return checks(found);
+    }
+    for name in names {
+        found.add(Check::skip(name, root::NEEDS_ROOT));
+    }
+}
+
+/// Checks the rails, their devices and attachments, and their pools.
+fn devices_and_pools(node: &Node, mtu: u32, needs_rdma: bool, found: &mut Findings) {
+    watchdog::step(|| "reading devices and records".to_owned());
+    let inventory = match Inventory::take(node) {
+        Ok(inventory) => inventory,
+        Err(error) => {
+            let remedy = "correct that; rails and pools were not checked";
+            found.add(Check::fail("inventory", format!("{error:#}"), remedy));
+            return;
+        }
+    };
+    let networks = networks::known(Path::new(runtimes::CONFIGURATIONS), &inventory);
+    rails::check(node, &inventory, &networks, mtu, found);
+    rdma::check(node, &inventory, &networks, needs_rdma, found);
+    roce::check(node, &inventory, found);
+    watchdog::step(|| "the checks pools and leases".to_owned());
+    pools::check(node, &inventory, &networks, found);
+    pools::check_closed(node, found);
 }
 
 /// Whether to print colours, following no-color.org.

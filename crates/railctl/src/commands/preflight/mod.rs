@@ -78,6 +78,13 @@ pub struct PreflightArgs {
     plugins_dir: PathBuf,
 }
 
+impl PreflightArgs {
+    /// Whether rails of this node are tested, not reports of nodes merged.
+    pub fn is_of_this_node(&self) -> bool {
+        self.merge.is_none()
+    }
+}
+
 /// A rail, and what came of it.
 struct Tried<'a> {
     rail: &'a Rail,
