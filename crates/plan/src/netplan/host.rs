@@ -62,6 +62,8 @@ pub struct Notes {
     /// Interfaces that have addresses and are not rails: the key, and the fault if it is a rail on
     /// other hosts.
     pub astray: Vec<(String, Fault)>,
+    /// Interfaces with an address of a link of two, which the plan would leave out.
+    pub lost_rails: Vec<Fault>,
 }
 
 impl Notes {
@@ -198,6 +200,13 @@ struct Address<'a> {
     part: Part<'a>,
 }
 
+impl Address<'_> {
+    /// Whether its link has two addresses, of the host and of the leaf.
+    fn is_of_two(&self) -> bool {
+        (1..=2).contains(&(self.net.max_prefix_len() - self.net.prefix_len()))
+    }
+}
+
 /// An item of `routes` that leads by a gateway.
 struct Route<'a> {
     /// The destination; `None` for a default route.
@@ -206,6 +215,17 @@ struct Route<'a> {
     /// The gateway is on the link, whatever the prefixes of the interface say.
     is_on_link: bool,
     part: Part<'a>,
+}
+
+/// Number of the main routing table.
+const MAIN_TABLE: u32 = 254;
+
+impl Route<'_> {
+    /// Whether it is the host's own default route, and not one for packets of a rail.
+    fn is_main_default(&self) -> bool {
+        let table = self.part.get("table").and_then(|part| number(part.value));
+        self.to.is_none() && table.is_none_or(|table| table == MAIN_TABLE)
+    }
 }
 
 impl<'a> Ethernet<'a> {
@@ -236,15 +256,22 @@ impl<'a> Ethernet<'a> {
             return Vec::new();
         }
         if rails.is_empty() {
-            self.warn_of_no_rail(&addresses, &routes, notes);
+            self.warn_of_no_rail(node_name, &addresses, &routes, notes);
         } else {
             self.warn_of_extras(addresses.len() > rails.len(), &routes, notes);
         }
         rails
     }
 
-    /// Notes why the interface is not a rail.
-    fn warn_of_no_rail(&self, addresses: &[Address<'_>], routes: &[Route<'_>], notes: &mut Notes) {
+    /// Notes why the interface is not a rail. On a link of two addresses that is not the host's
+    /// way out, it is hardly ever meant.
+    fn warn_of_no_rail(
+        &self,
+        node_name: &str,
+        addresses: &[Address<'_>],
+        routes: &[Route<'_>],
+        notes: &mut Notes,
+    ) {
         let why = match (addresses, routes) {
             ([], _) if self.is_on("dhcp4") || self.is_on("dhcp6") => {
                 "it gets its addresses by DHCP"
@@ -262,6 +289,15 @@ impl<'a> Ethernet<'a> {
             notes
                 .astray
                 .push((self.id.to_owned(), self.fault_at(self.place(), "", problem)));
+        }
+        let is_link = addresses.iter().any(Address::is_of_two);
+        let is_way_out = self.vrfs.is_empty() && routes.iter().any(Route::is_main_default);
+        if is_link && !is_way_out {
+            let problem = format!("{node_name} would lose this rail: {why}");
+            let remedy = "add a route to the network of all rails, by the leaf's address";
+            let fault = self.fault_at(self.place(), "", problem);
+            notes.lost_rails.push(fault.remedy(remedy));
+            return;
         }
         notes.warn(self.fault_at(self.place(), "", format!("is left out: {why}")));
     }
@@ -408,10 +444,7 @@ impl<'a> Ethernet<'a> {
             address.net.trunc()
         );
         let fault = self.fault(&route.part, ".routes", problem);
-        if addresses
-            .iter()
-            .any(|one| (1..=2).contains(&(one.net.max_prefix_len() - one.net.prefix_len())))
-        {
+        if addresses.iter().any(|address| address.is_of_two()) {
             return Err(fault);
         }
         notes.astray.push((self.id.to_owned(), fault));

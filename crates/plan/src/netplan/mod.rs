@@ -20,6 +20,7 @@ use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 
 use crate::plan::{Cable, Ethernet, File, Plan, Pool, refused};
+use crate::refusal::Doubt;
 use crate::yaml;
 use files::{Found, Host};
 use host::Notes;
@@ -52,6 +53,13 @@ pub fn read(paths: &[String], mut host_read: impl FnMut(usize)) -> Result<Plan> 
             .push(Fault::whole(problem).at(Place::file(paths.join(", "))));
         let reasons = notes.warnings();
         notes.faults.extend(reasons.into_iter().map(Fault::whole));
+        notes.faults.append(&mut notes.lost_rails);
+    }
+    for lost in &notes.lost_rails {
+        let is_told = notes.faults.iter().any(|fault| fault.place == lost.place);
+        if !plan.pools.is_empty() && !is_told {
+            plan.doubts.push(Doubt::MissingRail, || lost.clone());
+        }
     }
     plan.warnings = notes.warnings();
     if let Some(first) = ignored.first() {

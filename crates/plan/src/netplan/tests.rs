@@ -1058,3 +1058,51 @@ proptest! {
         let _ = read_files(&[("a.yaml", &text)]);
     }
 }
+
+/// A default route in a table of its own, as for routing by source, or no route at all: no host
+/// has a route to the network of all rails.
+#[test]
+fn a_rail_that_all_hosts_would_lose_is_refused_by_host_and_name() {
+    let of_host = |number: u8, routes: &str| {
+        host(&[(
+            "eth_rail0",
+            &format!("172.16.0.{number}/31"),
+            &format!("172.16.0.{}", number + 1),
+            V4,
+        )]) + &format!("    eth_rail1:\n      addresses: [172.18.0.{number}/31]\n{routes}")
+    };
+    let in_table = |number: u8| {
+        let via = number + 1;
+        format!("      routes: [{{to: default, via: 172.18.0.{via}, table: 102}}]\n")
+    };
+    for routes in [(in_table(0), in_table(2)), Default::default()] {
+        let first = of_host(0, &routes.0);
+        let second = of_host(2, &routes.1);
+        let folder = folder(&[("gpu-1.yaml", &first), ("gpu-2.yaml", &second)]);
+        let path = folder.path().display().to_string();
+        let mut allowed = read(std::slice::from_ref(&path), |_| ()).unwrap();
+        assert_eq!(allowed.doubts.allow(&[Doubt::MissingRail]).len(), 2);
+        allowed.doubts.refuse().unwrap();
+        let plan = read(&[path], |_| ()).unwrap();
+        let text = refused_text(plan);
+        for fact in ["eth_rail1", "gpu-1 would", "gpu-2 would", "gpu-1.yaml:9"] {
+            assert!(text.contains(fact), "{fact}: {text}");
+        }
+    }
+}
+
+/// An uplink of two addresses, with the host's own default route, is no rail.
+#[test]
+fn the_uplink_of_a_host_is_left_out() {
+    let uplink =
+        "    eth0:\n      addresses: [10.0.0.4/31]\n      routes: [{to: default, via: 10.0.0.5}]\n";
+    let text = host(&[("eth_rail0", "172.16.0.0/31", "172.16.0.1", V4)]) + uplink;
+    let plan = read_files(&[("gpu-1.yaml", &text)]).unwrap();
+    plan.doubts.refuse().unwrap();
+    assert_eq!(plan.pools.len(), 1);
+}
+
+fn refused_text(plan: Plan) -> String {
+    let refusal = plan.doubts.refuse().unwrap_err();
+    refusal.lines().join("\n")
+}
