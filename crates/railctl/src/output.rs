@@ -1,14 +1,19 @@
 //! The output of the commands: tables for people, JSON for programs, and an exit status for
 //! scripts.
 
+use std::collections::HashMap;
 use std::io::{self, Write as _};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
 use comfy_table::{Table, presets};
 use serde_json::Value;
+use terminal_size::{Width, terminal_size_of};
+use textwrap::{Options, WordSeparator, WordSplitter};
 
+use rail_cni::fault::SHOWN;
 use rail_cni::log::printable;
 use rail_cni::watchdog;
 use rail_plan::refusal::Lines;
@@ -41,22 +46,145 @@ pub fn parse<C: Parser>(command: clap::Command) -> Result<C, ExitCode> {
 
 /// Prints the error of a command, and returns the exit status.
 pub fn end(done: Result<ExitCode>) -> ExitCode {
-    done.unwrap_or_else(|error| {
-        let text = format!("{error:#}");
-        match text
-            .split_once('\n')
-            .filter(|_| error.downcast_ref::<Lines>().is_some())
-        {
-            Some((first, more)) => {
-                say(first);
-                more.lines()
-                    .for_each(|line| drop(writeln!(io::stderr().lock(), "{}", printable(line))));
+    match done {
+        Ok(status) => status,
+        Err(error) => {
+            let text = format!("{error:#}");
+            if error.is::<Lines>() {
+                let mut lines = text.lines();
+                say(lines.next().unwrap_or_default());
+                for line in lines {
+                    let line = wrapped(line, INDENT, width_of(io::stderr()));
+                    let _ = io::stderr().lock().write_all(line.as_bytes());
+                }
+            } else {
+                say(&text);
             }
-            None => say(&text),
+            ExitCode::FAILURE
         }
-        ExitCode::FAILURE
-    })
+    }
 }
+
+/// A message of a report, about one thing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Finding {
+    /// Severity or verdict.
+    pub kind: String,
+    /// Position in a file, or name of a check.
+    pub place: String,
+    /// The thing, such as a rail or a network; empty where the text is about none.
+    pub subject: String,
+    /// What was found.
+    pub text: String,
+    /// What to do.
+    pub remedy: Option<String>,
+}
+
+/// Findings that are alike become one from this number on.
+const MERGED_FROM: usize = 3;
+
+/// Merges findings that differ in place and subject alone, at the place of the first: its subject
+/// becomes `8 networks (rail-0, rail-1, ...)`.
+pub fn merged(findings: Vec<Finding>, noun: &str) -> Vec<Finding> {
+    let mut groups: Vec<Vec<Finding>> = Vec::new();
+    let mut group_of: HashMap<(String, String, Option<String>), usize> = HashMap::new();
+    for finding in findings {
+        if finding.subject.is_empty() {
+            groups.push(vec![finding]);
+            continue;
+        }
+        let key = (
+            finding.kind.clone(),
+            finding.text.clone(),
+            finding.remedy.clone(),
+        );
+        let group = *group_of.entry(key).or_insert(groups.len());
+        match groups.get_mut(group) {
+            Some(group) => group.push(finding),
+            None => groups.push(vec![finding]),
+        }
+    }
+    let mut merged = Vec::new();
+    for mut group in groups {
+        let mut subjects: Vec<String> = Vec::new();
+        for finding in &group {
+            if !subjects.contains(&finding.subject) {
+                subjects.push(finding.subject.clone());
+            }
+        }
+        if subjects.len() >= MERGED_FROM {
+            group.truncate(1);
+            for finding in &mut group {
+                finding.subject = several(&subjects, noun);
+            }
+        }
+        merged.append(&mut group);
+    }
+    merged
+}
+
+/// `8 rails (0, 1, 2, 3, 4, 5, 6, 7)`.
+fn several(subjects: &[String], noun: &str) -> String {
+    let title = format!("{noun} ");
+    let mut names = Vec::new();
+    for subject in subjects.iter().take(SHOWN) {
+        names.push(subject.strip_prefix(&title).unwrap_or(subject));
+    }
+    if subjects.len() > SHOWN {
+        names.push("...");
+    }
+    format!("{} {noun}s ({})", subjects.len(), names.join(", "))
+}
+
+/// Indent of the lines behind the first of a message.
+const INDENT: &str = "    ";
+
+/// A message for stdout, broken at the width of a terminal.
+pub fn line(text: &str) -> String {
+    indented_line(text, INDENT)
+}
+
+/// The same with another indent of the lines behind the first.
+pub fn indented_line(text: &str, indent: &str) -> String {
+    wrapped(text, indent, width_of(io::stdout()))
+}
+
+/// The columns of a terminal; `None` for a file or a pipe, where grep wants whole lines.
+fn width_of(stream: impl AsFd) -> Option<usize> {
+    let (Width(columns), _) = terminal_size_of(stream)?;
+    (columns > 0).then_some(columns.into())
+}
+
+/// The text without control characters, in lines of at most `width` columns. A command in
+/// backquotes stays in one line, so that it can be copied.
+fn wrapped(text: &str, indent: &str, width: Option<usize>) -> String {
+    let text = printable(text);
+    let Some(width) = width else {
+        return text + "\n";
+    };
+    // A no-break space in the text itself would come back as a space, which looks alike.
+    let mut whole_commands = String::new();
+    for (number, part) in text.split('`').enumerate() {
+        if number > 0 {
+            whole_commands.push('`');
+        }
+        let is_command = number % 2 == 1;
+        if is_command {
+            whole_commands += &part.replace(' ', NO_BREAK);
+        } else {
+            whole_commands += part;
+        }
+    }
+    let options = Options::new(width)
+        .subsequent_indent(indent)
+        .break_words(false)
+        .word_separator(WordSeparator::AsciiSpace)
+        .word_splitter(WordSplitter::NoHyphenation);
+    textwrap::fill(&whole_commands, options).replace(NO_BREAK, " ") + "\n"
+}
+
+/// A space at which no line ends.
+const NO_BREAK: &str = "\u{a0}";
 
 /// A table whose columns are as wide as their widest cell. An empty cell is a dash, so that scripts
 /// can count columns.
@@ -104,7 +232,9 @@ pub fn watch() {
 
 /// Prints a message to stderr.
 pub fn say(text: &str) {
-    let _ = writeln!(io::stderr().lock(), "{PROGRAM}: {}", printable(text));
+    let message = format!("{PROGRAM}: {text}");
+    let lines = wrapped(&message, INDENT, width_of(io::stderr()));
+    let _ = io::stderr().lock().write_all(lines.as_bytes());
 }
 
 #[cfg(test)]
@@ -139,6 +269,60 @@ mod tests {
         assert_eq!(
             table(&["A", "B"], rows.into_iter()),
             "A     B\né     -\nlong  a?b\n"
+        );
+    }
+
+    fn finding(place: &str, subject: &str, text: &str) -> Finding {
+        Finding {
+            kind: "error".to_owned(),
+            place: place.to_owned(),
+            subject: subject.to_owned(),
+            text: text.to_owned(),
+            remedy: None,
+        }
+    }
+
+    #[test]
+    fn findings_that_are_alike_become_one() {
+        let mut findings = vec![finding("f:1", "", "no name"), finding("f:1", "", "no name")];
+        for rail in 0..12 {
+            findings.push(finding(
+                &format!("f:{rail}"),
+                &format!("rail {rail}"),
+                "no link",
+            ));
+        }
+        findings.push(finding("f:40", "rail 1", "no VFs"));
+        findings.push(finding("f:41", "rail 2", "no VFs"));
+        let mut lines = Vec::new();
+        for Finding {
+            place,
+            subject,
+            text,
+            ..
+        } in merged(findings, "rail")
+        {
+            lines.push(format!("{place}: {subject}: {text}"));
+        }
+        assert_eq!(
+            lines,
+            [
+                "f:1: : no name",
+                "f:1: : no name",
+                "f:0: 12 rails (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...): no link",
+                "f:40: rail 1: no VFs",
+                "f:41: rail 2: no VFs",
+            ]
+        );
+    }
+
+    #[test]
+    fn lines_are_broken_on_a_terminal_and_commands_are_not() {
+        let text = "the link of rail 3 is down: run `ip link set ens3f0 up`, or else";
+        assert_eq!(wrapped(text, "  ", None), format!("{text}\n"));
+        assert_eq!(
+            wrapped(text, "  ", Some(30)),
+            "the link of rail 3 is down:\n  run `ip link set ens3f0 up`,\n  or else\n"
         );
     }
 }

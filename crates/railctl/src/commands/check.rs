@@ -225,13 +225,13 @@ fn text(checked: &[Checked<'_>], inventory: &Inventory) -> String {
     }
     for lost in &inventory.lost {
         let line = format!("{}: {REMEDY}", lost.describe());
-        text += &(rail_cni::log::printable(&line) + "\n");
+        text += &output::line(&line);
     }
     for name in &inventory.unreadable {
         let line = format!(
             "the record {name} cannot be read: if no pod has its device, run `railctl reap --forget {name}`"
         );
-        text += &(rail_cni::log::printable(&line) + "\n");
+        text += &output::line(&line);
     }
     let differ = checked
         .iter()

@@ -162,10 +162,6 @@ fn table(found: &[Device<'_>], excluded: &[(&str, String)]) -> String {
     if !lines.is_empty() {
         text += "\n";
     }
-    text.extend(
-        lines
-            .iter()
-            .map(|line| rail_cni::log::printable(line) + "\n"),
-    );
+    text.extend(lines.iter().map(|line| output::line(line)));
     text
 }

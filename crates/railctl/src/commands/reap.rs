@@ -212,10 +212,7 @@ impl Reaped {
             }
         }
         lines.push(sum);
-        lines
-            .iter()
-            .map(|line| rail_cni::log::printable(line) + "\n")
-            .collect()
+        lines.iter().map(|line| output::line(line)).collect()
     }
 }
 

@@ -285,17 +285,11 @@ fn text(node_name: &str, inventory: &Inventory, todo: &[String], now: SystemTime
     let gids = gid_indexes(&inventory.attachments);
     if !gids.is_empty() {
         text += "\n";
-        text.extend(
-            gids.iter()
-                .map(|line| rail_cni::log::printable(line) + "\n"),
-        );
+        text.extend(gids.iter().map(|line| output::line(line)));
     }
     if !todo.is_empty() {
         text += "\n";
-        text.extend(
-            todo.iter()
-                .map(|line| rail_cni::log::printable(line) + "\n"),
-        );
+        text.extend(todo.iter().map(|line| output::line(line)));
     }
     text
 }

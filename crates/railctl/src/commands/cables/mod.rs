@@ -333,11 +333,7 @@ fn table(cables: &[Cable], timeout: u32) -> String {
     if !problems.is_empty() {
         text += "\n";
     }
-    text.extend(
-        problems
-            .iter()
-            .map(|line| rail_cni::log::printable(line) + "\n"),
-    );
+    text.extend(problems.iter().map(|line| output::line(line)));
     text
 }
 

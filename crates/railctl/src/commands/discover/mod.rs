@@ -234,7 +234,7 @@ fn table(rows: &[Row], proposal: &str) -> String {
             .map(|text| (&row.seen.nic.id, text))
     });
     let lines: Vec<_> = against
-        .map(|(nic, text)| rail_cni::log::printable(&format!("{nic}: {text}")) + "\n")
+        .map(|(nic, text)| output::line(&format!("{nic}: {text}")))
         .collect();
     if !lines.is_empty() {
         text += "\n";

@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 
 use super::inventory::{Inventory, Rail};
 use super::{count, root};
-use crate::output::{self, Output};
+use crate::output::{self, Finding, Output};
 use rail_cni::node::Node;
 use rail_cni::watchdog;
 
@@ -62,6 +62,8 @@ pub struct Check {
     name: &'static str,
     verdict: Verdict,
     rail: Option<u8>,
+    /// The rail or PF, with which the text begins; empty for the node as a whole.
+    subject: String,
     text: String,
     remedy: Option<String>,
 }
@@ -72,6 +74,7 @@ impl Check {
             name,
             verdict,
             rail: None,
+            subject: String::new(),
             text: text.into(),
             remedy: None,
         }
@@ -102,8 +105,21 @@ impl Check {
     fn on(self, rail: &Rail) -> Check {
         Check {
             text: format!("{}: {}", rail.title(), self.text),
+            subject: rail.title(),
             rail: rail.rail,
             ..self
+        }
+    }
+
+    fn for_people(&self) -> Finding {
+        let title = format!("{}: ", self.subject);
+        let text = self.text.strip_prefix(&title).unwrap_or(&self.text);
+        Finding {
+            kind: format!("{:<4}", self.verdict.to_string()),
+            place: self.name.to_owned(),
+            subject: self.subject.clone(),
+            text: text.to_owned(),
+            remedy: self.remedy.clone(),
         }
     }
 
@@ -214,6 +230,17 @@ fn has_colours() -> bool {
     std::io::stdout().is_terminal() && !is_set("NO_COLOR") && !is_dumb
 }
 
+/// The colour of a verdict on a terminal.
+fn colour(verdict: &str) -> Option<u8> {
+    match verdict.trim() {
+        "ok" => Some(32),
+        "skip" => Some(36),
+        "warn" => Some(33),
+        "FAIL" => Some(31),
+        _ => None,
+    }
+}
+
 impl Findings {
     fn text(&self, node_name: &str, has_colours: bool) -> String {
         let width = self
@@ -222,40 +249,41 @@ impl Findings {
             .map(|check| check.name.len())
             .max()
             .unwrap_or_default();
-        let mut text = rail_cni::log::printable(&format!("node {node_name}")) + "\n\n";
-        for Check {
-            name,
-            verdict,
-            text: what,
-            remedy,
-            ..
-        } in &self.0
-        {
-            let colour = match verdict {
-                _ if !has_colours => None,
-                Verdict::Ok => Some(32),
-                Verdict::Skip => Some(36),
-                Verdict::Warn => Some(33),
-                Verdict::Fail => Some(31),
-            };
-            let verdict = format!("{:<4}", verdict.to_string());
-            text += &colour.map_or_else(
-                || verdict.clone(),
-                |colour| format!("\x1b[{colour}m{verdict}\x1b[0m"),
-            );
-            let line = match remedy {
-                Some(remedy) => format!("  {name:<width$}  {what} -> {remedy}"),
-                None => format!("  {name:<width$}  {what}"),
-            };
-            text += &(rail_cni::log::printable(&line) + "\n");
+        let mut report = rail_cni::log::printable(&format!("node {node_name}")) + "\n\n";
+        let indent = " ".repeat(width + 8);
+        let findings = self.0.iter().map(Check::for_people).collect();
+        for finding in output::merged(findings, "rail") {
+            let Finding {
+                kind: verdict,
+                place: name,
+                subject,
+                mut text,
+                remedy,
+            } = finding;
+            if !subject.is_empty() {
+                text = format!("{subject}: {text}");
+            }
+            if let Some(remedy) = remedy {
+                text += &format!(" -> {remedy}");
+            }
+            let line = format!("{verdict}  {name:<width$}  {text}");
+            let line = output::indented_line(&line, &indent);
+            match colour(&verdict).filter(|_| has_colours) {
+                Some(colour) => {
+                    let coloured = format!("\x1b[{colour}m{verdict}\x1b[0m");
+                    report += &line.replacen(&verdict, &coloured, 1);
+                }
+                None => report += &line,
+            }
         }
         let (failed, warned) = (self.count(Verdict::Fail), self.count(Verdict::Warn));
         let (skipped, ok) = (self.count(Verdict::Skip), self.count(Verdict::Ok));
         let ready = if failed == 0 { "ready" } else { "not ready" };
-        text + &format!(
-            "\n{ready}: {ok} ok, {}, {failed} failed, {skipped} skipped\n",
-            count(warned, "warning")
-        )
+        report
+            + &format!(
+                "\n{ready}: {ok} ok, {}, {failed} failed, {skipped} skipped\n",
+                count(warned, "warning")
+            )
     }
 
     /// The help of the verb lists these keys: keys and checks may be added, but none may change its

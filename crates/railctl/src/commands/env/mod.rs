@@ -191,7 +191,7 @@ fn print_differences(differences: &[Difference], output: Output) -> Result<ExitC
         }
         Output::Table => differences
             .iter()
-            .map(|one| rail_cni::log::printable(&one.to_string()) + "\n")
+            .map(|one| output::line(&one.to_string()))
             .collect(),
     })?;
     Ok(if differences.is_empty() {

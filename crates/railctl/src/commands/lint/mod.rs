@@ -15,7 +15,7 @@ mod spiderpool;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -187,21 +187,37 @@ pub fn lint(files: &[String], fix: bool, output: Output) -> Result<ExitCode> {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Finding {
-            severity,
-            network,
-            fault,
-            ..
-        } = self;
-        write!(f, "{}: {severity}: ", fault.place)?;
-        if !network.is_empty() {
-            write!(f, "{network}: ")?;
-        }
-        f.write_str(&fault.message())
+        f.write_str(&one_line(&self.for_people()))
+    }
+}
+
+/// `nads.yaml:5: error: rail-0: mtuu: unknown key`.
+fn one_line(finding: &output::Finding) -> String {
+    let output::Finding {
+        kind,
+        place,
+        subject,
+        text,
+        ..
+    } = finding;
+    if subject.is_empty() {
+        format!("{place}: {kind}: {text}")
+    } else {
+        format!("{place}: {kind}: {subject}: {text}")
     }
 }
 
 impl Finding {
+    fn for_people(&self) -> output::Finding {
+        output::Finding {
+            kind: self.severity.to_string(),
+            place: self.fault.place.to_string(),
+            subject: self.network.clone(),
+            text: self.fault.message(),
+            remedy: None,
+        }
+    }
+
     fn json(&self) -> Value {
         let Finding {
             severity,
@@ -224,8 +240,41 @@ enum Content {
     Networks,
     /// Any manifests, of which some may be networks.
     Anything,
+    /// Settings of a program, such as whereabouts.d/whereabouts.conf, or networks.
+    Settings,
     /// Text with manifests in it, and with parts of some.
     Page,
+}
+
+fn has_extension(path: &Path, extensions: &[&str]) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    extension.is_some_and(|extension| extensions.contains(&extension))
+}
+
+/// Adds the files with networks or manifests in this directory and below, in the order of their
+/// names. Hidden directories (.git, the versions of a mounted ConfigMap) and links to directories
+/// are left out.
+fn files_below(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), Fault> {
+    let unreadable = |error: std::io::Error| {
+        Fault::whole(error.to_string()).at(Place::file(directory.display().to_string()))
+    };
+    let mut entries = Vec::new();
+    for entry in std::fs::read_dir(directory).map_err(unreadable)? {
+        entries.push(entry.map_err(unreadable)?);
+    }
+    entries.sort_by_key(std::fs::DirEntry::file_name);
+    for entry in entries {
+        let path = entry.path();
+        let is_hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+        if entry.file_type().map_err(unreadable)?.is_dir() {
+            if !is_hidden {
+                files_below(&path, files)?;
+            }
+        } else if has_extension(&path, &["conf", "conflist", "json", "yaml", "yml"]) {
+            files.push(path);
+        }
+    }
+    Ok(())
 }
 
 /// One network of a file.
@@ -313,9 +362,11 @@ impl Lint {
                 )
             }
             Output::Table => {
-                let lines = findings
-                    .iter()
-                    .map(|finding| rail_cni::log::printable(&finding.to_string()) + "\n");
+                let findings = findings.iter().map(Finding::for_people).collect();
+                let mut lines = String::new();
+                for finding in output::merged(findings, "network") {
+                    lines += &output::line(&one_line(&finding));
+                }
                 let some =
                     |count, what| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
                 let (networks, others) = (some(*networks, "network"), *others);
@@ -330,8 +381,7 @@ impl Lint {
                 } else {
                     format!(", {} silenced", silenced.len())
                 };
-                lines.collect::<String>()
-                    + &format!("{networks}{beside}: {errors}, {warnings}{silenced}\n")
+                lines + &format!("{networks}{beside}: {errors}, {warnings}{silenced}\n")
             }
         }
     }
@@ -359,47 +409,36 @@ impl Lint {
         self.say(Severity::Error, network, fault);
     }
 
-    /// Reads a file, or a directory: of manifests, or one that a runtime reads, such as
-    /// /etc/cni/net.d.
+    /// Reads a file, or a directory with all below it: of manifests, or one that a runtime reads,
+    /// such as /etc/cni/net.d.
     fn path(&mut self, path: &str) {
         if !Path::new(path).is_dir() {
             return self.file(path, Content::Networks);
         }
-        let fault = |problem: &str| Fault::whole(problem).at(Place::file(path));
-        let names = std::fs::read_dir(path).and_then(|entries| {
-            entries
-                .map(|entry| Ok(entry?.path()))
-                .collect::<std::io::Result<Vec<_>>>()
-        });
-        let mut names = match names {
-            Ok(names) => names,
-            Err(error) => return self.fault("", fault(&error.to_string())),
-        };
-        let ends = |name: &Path, ends: &[&str]| {
-            name.extension()
-                .and_then(|end| end.to_str())
-                .is_some_and(|end| ends.contains(&end))
-        };
-        names.retain(|name| ends(name, &["conf", "conflist", "json", "yaml", "yml"]));
-        names.sort();
+        let mut files = Vec::new();
+        if let Err(fault) = files_below(Path::new(path), &mut files) {
+            return self.fault("", fault);
+        }
         let before = self.found();
-        for name in &names {
+        for file in &files {
             // Beside NADs are pods, values, kustomizations. The other endings are those of a
-            // runtime's files.
-            let content = if ends(name, &["yaml", "yml"]) {
+            // runtime's files, but a runtime reads no directory below its own.
+            let content = if has_extension(file, &["yaml", "yml"]) {
                 Content::Anything
-            } else {
+            } else if file.parent() == Some(Path::new(path)) {
                 Content::Networks
+            } else {
+                Content::Settings
             };
-            self.file(&name.display().to_string(), content);
+            self.file(&file.display().to_string(), content);
         }
         if self.found() == before {
-            let problem = if names.is_empty() {
+            let problem = if files.is_empty() {
                 "no .conf, .conflist, .json, .yaml or .yml in this directory"
             } else {
                 "no NetworkAttachmentDefinition and no CNI configuration in this directory"
             };
-            self.fault("", fault(problem));
+            self.fault("", Fault::whole(problem).at(Place::file(path)));
         }
     }
 
@@ -445,11 +484,12 @@ impl Lint {
         for document in documents.iter().filter(|document| match content {
             Content::Networks => true,
             Content::Anything => is_manifest(document),
-            Content::Page => is_manifest(document) || is_whole(document),
+            Content::Page | Content::Settings => is_manifest(document) || is_whole(document),
         }) {
             self.value(document.root(), document);
         }
-        if self.found() == before && content != Content::Anything {
+        let may_be_empty = matches!(content, Content::Anything | Content::Settings);
+        if self.found() == before && !may_be_empty {
             let problem = "no NetworkAttachmentDefinition and no CNI configuration in it";
             self.fault("", Fault::whole(problem).at(Place::file(file)));
         }

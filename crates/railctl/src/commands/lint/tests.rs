@@ -1360,3 +1360,23 @@ fn a_default_route_of_another_plugin_is_told_before_the_edit() {
         }
     }
 }
+
+/// A folder below is read as well; settings of other programs there are no networks.
+#[test]
+fn a_directory_is_read_with_all_below() {
+    let temp = tempfile::tempdir().unwrap();
+    let top = temp.path();
+    std::fs::create_dir_all(top.join("rails/a")).unwrap();
+    std::fs::create_dir_all(top.join(".git")).unwrap();
+    let network = r#"{"cniVersion": "1.1.0", "name": "rail-0", "type": "rail-cni", "device": "d0", "colour": 1}"#;
+    std::fs::write(top.join("rails/a/rail-0.conf"), network).unwrap();
+    std::fs::write(top.join(".git/rail-1.conf"), network).unwrap();
+    std::fs::write(top.join("rails/settings.conf"), "{\"datastore\": \"x\"}").unwrap();
+    std::fs::write(top.join("pod.yaml"), "kind: ConfigMap\n").unwrap();
+    std::os::unix::fs::symlink(top, top.join("rails/loop")).unwrap();
+    let lint = Lint::of(&[top.display().to_string()], Node::default());
+    assert_eq!((lint.networks, lint.count(Severity::Error)), (1, 1));
+    for finding in &lint.findings {
+        assert!(finding.fault.place.file.ends_with("rails/a/rail-0.conf"));
+    }
+}

@@ -318,12 +318,8 @@ impl Matrix {
                 .collect()
         });
         let mut text = output::table(&headers, rows);
-        text += &format!("\n{}\n", rail_cni::log::printable(&self.summary()));
-        text.extend(
-            self.problems()
-                .iter()
-                .map(|line| rail_cni::log::printable(line) + "\n"),
-        );
+        text += &format!("\n{}", output::line(&self.summary()));
+        text.extend(self.problems().iter().map(|line| output::line(line)));
         text
     }
 

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use super::inventory::{Counters, Inventory, Rail, RdmaCounters, counted, rdma_counted};
 use super::leases::{self, look};
-use crate::output::{self, Output};
+use crate::output::{self, Finding, Output};
 use bandwidth::Measure;
 use ending::Ending;
 use peers::{Fabric, Peer};
@@ -725,23 +725,33 @@ fn table(all: &[Tried<'_>]) -> String {
         &["RAIL", "PF", "DEVICE", "ADDRESS", "MTU", "COUNTED", "STATE"],
         rows,
     );
-    let of = |tried: &Tried<'_>| {
-        let untried = match &tried.outcome {
-            Outcome::Untried(_, why) => Some(why.clone()),
-            Outcome::Refused(_) | Outcome::Attached(_) => None,
-        };
-        let texts = untried
-            .into_iter()
-            .chain(tried.problems().map(|one| one.text.clone()));
-        texts
-            .map(|text| rail_cni::log::printable(&format!("rail {}: {text}", tried.number)) + "\n")
-            .collect::<String>()
-    };
-    let told: String = all.iter().map(of).collect();
-    if !told.is_empty() {
-        text += &format!("\n{told}");
+    let findings = output::merged(all.iter().flat_map(findings).collect(), "rail");
+    if !findings.is_empty() {
+        text += "\n";
+    }
+    for finding in findings {
+        text += &output::line(&format!("{}: {}", finding.subject, finding.text));
     }
     text
+}
+
+/// Why a rail was not tried, and what was wrong with it.
+fn findings(tried: &Tried<'_>) -> Vec<Finding> {
+    let mut texts = Vec::new();
+    if let Outcome::Untried(_, why) = &tried.outcome {
+        texts.push(why.clone());
+    }
+    texts.extend(tried.problems().map(|problem| problem.text.clone()));
+    let subject = format!("rail {}", tried.number);
+    let mut findings = Vec::new();
+    for text in texts {
+        findings.push(Finding {
+            subject: subject.clone(),
+            text,
+            ..Finding::default()
+        });
+    }
+    findings
 }
 
 impl Interface {

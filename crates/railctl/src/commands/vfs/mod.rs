@@ -222,11 +222,7 @@ fn table(outcomes: &[Outcome]) -> String {
     if !lines.is_empty() {
         text += "\n";
     }
-    text.extend(
-        lines
-            .iter()
-            .map(|line| rail_cni::log::printable(line) + "\n"),
-    );
+    text.extend(lines.iter().map(|line| output::line(line)));
     text
 }
 
