@@ -22,6 +22,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use files::{blocks, files_below, in_backquotes, read, source_files};
 use programs::{RAIL_CNI, RAIL_IPAM, railctl};
@@ -516,6 +517,30 @@ fn both_executables_tell_their_versions() {
         let list = read("docs/configuration.md");
         for version in told["supportedVersions"].as_array().unwrap() {
             assert!(list.contains(version.as_str().unwrap()), "{version}");
+        }
+    }
+}
+
+/// An error of the environment comes before stdin is needed, and a writer may be slow.
+#[test]
+fn answers_have_the_version_that_stdin_asks_for() {
+    for program in [RAIL_CNI, RAIL_IPAM] {
+        for verb in ["VERSION", "ADD"] {
+            let mut child = Command::new(program)
+                .env_clear()
+                .env("CNI_COMMAND", verb)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            std::thread::sleep(Duration::from_millis(200));
+            let mut stdin = child.stdin.take().unwrap();
+            let written = stdin.write_all(br#"{"cniVersion": "0.4.0", "name": "n"}"#);
+            assert!(written.is_ok(), "{verb} did not wait for stdin");
+            drop(stdin);
+            let output = child.wait_with_output().unwrap();
+            let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(answer["cniVersion"], "0.4.0", "{answer}");
         }
     }
 }

@@ -13,6 +13,7 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{LazyLock, Mutex, OnceLock};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -220,9 +221,9 @@ impl Network {
         if value.as_object().is_some_and(Map::is_empty) {
             return Ok(None);
         }
-        AddResult::parse(value, self.version)
-            .context("prevResult")
-            .map(Some)
+        let result = AddResult::parse(value, self.version).context("prevResult")?;
+        result.check_indexes().context("prevResult")?;
+        Ok(Some(result))
     }
 
     /// The attachments that GC keeps: `cni.dev/valid-attachments`, or the key's first name in the
@@ -288,11 +289,11 @@ pub fn main<P: Plugin>(plugin: &P) -> ExitCode {
             report_panics();
             serve(plugin, environment)
         }
-        Err(error) => report(
-            error_version(None),
-            &error,
-            var("CNI_COMMAND").is_some_and(|verb| verb == "DEL"),
-        ),
+        Err(error) => {
+            let version = error_version(waiting_stdin().as_deref());
+            let is_del = var("CNI_COMMAND").is_some_and(|verb| verb == "DEL");
+            report(version, &error, is_del)
+        }
     }
 }
 
@@ -502,27 +503,37 @@ fn refuse_own_namespace(netns: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Answers VERSION at once, whatever stdin is: runtimes call it for every file in their directory,
-/// some of them with an open pipe that they never write to.
-fn version() -> ExitCode {
+/// How long VERSION, and an error before stdin is needed, wait for the next bytes of stdin. The
+/// writer may be slow to be scheduled, or keep the pipe open and never write.
+const STDIN_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What stdin delivers without a pause of [`STDIN_PATIENCE`], up to [`MOST_STDIN`]. `None` for a
+/// terminal.
+fn waiting_stdin() -> Option<Vec<u8>> {
     let stdin = std::io::stdin();
+    if stdin.is_terminal() {
+        return None;
+    }
+    let patience = PollTimeout::try_from(STDIN_PATIENCE).unwrap_or(PollTimeout::ZERO);
     let mut text = Vec::new();
-    if !stdin.is_terminal() {
-        let mut chunk = [0; 4096];
-        loop {
-            let mut fds = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
-            match poll(&mut fds, PollTimeout::from(50u8)) {
-                Ok(ready) if ready > 0 => (),
-                _ => break,
-            }
-            match stdin.lock().read(&mut chunk) {
-                Ok(count) if count > 0 && text.len() < MOST_STDIN => {
-                    text.extend_from_slice(&chunk[..count])
-                }
-                _ => break,
-            }
+    let mut chunk = [0; 4096];
+    while text.len() < MOST_STDIN {
+        let mut fds = [PollFd::new(stdin.as_fd(), PollFlags::POLLIN)];
+        if !poll(&mut fds, patience).is_ok_and(|ready| ready > 0) {
+            break;
+        }
+        match stdin.lock().read(&mut chunk) {
+            Ok(count) if count > 0 => text.extend_from_slice(&chunk[..count]),
+            _ => break,
         }
     }
+    Some(text)
+}
+
+/// Answers VERSION whatever stdin is: runtimes call it for every file in their directory, some of
+/// them with an open pipe that they never write to.
+fn version() -> ExitCode {
+    let text = waiting_stdin().unwrap_or_default();
     let requested = version_in(&text);
     let requested = requested.as_ref().and_then(Value::as_str);
     let version = requested

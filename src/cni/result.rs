@@ -265,6 +265,21 @@ impl AddResult {
             .collect()
     }
 
+    /// Refuses an address whose `interface` is not an index of the interfaces.
+    pub fn check_indexes(&self) -> Result<()> {
+        let count = self.interfaces.len();
+        for (number, ip) in self.ips.iter().enumerate() {
+            let Some(index) = ip.interface.filter(|index| *index >= count) else {
+                continue;
+            };
+            fail!(
+                Decode,
+                "ips[{number}].interface: {index} is not an index of interfaces, which has {count} entries"
+            );
+        }
+        Ok(())
+    }
+
     /// Reads a result that another plugin or an older version of this one wrote. `default` is the
     /// version of a result that names none. Fails if the result is malformed or has an unknown
     /// version.
@@ -503,6 +518,19 @@ mod tests {
             json!({"cniVersion": "0.2.0", "dns": {"domain": "x"}, "ip4": {"ip": "172.16.1.60/31",
                 "gateway": "172.16.1.61", "routes": [{"dst": "172.16.0.0/15", "gw": "172.16.1.61"}]}})
         );
+    }
+
+    #[test]
+    fn an_index_beyond_the_interfaces_is_named() {
+        let mut result = full();
+        assert!(result.check_indexes().is_ok());
+        result.ips[0].interface = Some(1);
+        let error = result.check_indexes().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "ips[0].interface: 1 is not an index of interfaces, which has 1 entries"
+        );
+        assert_eq!(crate::error::code_of(&error), 6);
     }
 
     #[test]

@@ -84,6 +84,12 @@ impl Route {
             == (other.dst.trunc(), other.gateway, other.table)
             && (self.metric == 0 || self.metric == other.metric)
     }
+
+    /// Whether `other` is this route after a plugin such as sbr moved it to another table: with
+    /// the same destination and gateway.
+    pub fn is_moved_to(&self, other: &Route) -> bool {
+        self.dst.trunc() == other.dst.trunc() && self.gateway == other.gateway
+    }
 }
 
 impl std::fmt::Display for Route {
@@ -356,6 +362,17 @@ mod tests {
         for other in others {
             assert!(!other.is_same_path(&found), "{other:?}");
         }
+        let moved = Route {
+            table: 254,
+            metric: 0,
+            ..found.clone()
+        };
+        assert!(wanted(1000).is_moved_to(&moved));
+        let of_other_gateway = Route {
+            gateway: None,
+            ..moved.clone()
+        };
+        assert!(!wanted(1000).is_moved_to(&of_other_gateway));
     }
 
     /// RTA_MULTIPATH, struct rtnexthop, and an RTA_ENCAP of a kind that there is not.

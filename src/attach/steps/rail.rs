@@ -724,7 +724,13 @@ impl Rail {
         let routes = route::through(pod, link.index)?;
         let before = found.len();
         for wanted in &self.routes {
-            if !routes.iter().any(|route| wanted.is_same_path(route)) {
+            // sbr behind this plugin moves routes to a table of its own.
+            let is_there = routes.iter().any(|route| {
+                wanted.is_same_path(route)
+                    || wanted.is_moved_to(route)
+                        && !self.routes.iter().any(|own| own.is_same_path(route))
+            });
+            if !is_there {
                 // One of another metric is another route.
                 let metric = match wanted.metric {
                     0 => String::new(),

@@ -92,6 +92,12 @@ fn a_request_hides_those_below_it_and_odd_shapes_do_no_harm() {
         ask(json!({"name": "n", "runtimeConfig": {"ips": null}})).unwrap(),
         0
     );
+    assert_eq!(ask(json!({"name": "n", "runtimeConfig": null})).unwrap(), 0);
+    for bad in [json!(7), json!("10.0.0.1"), json!([{"ips": ["10.0.0.1"]}])] {
+        let error = ask(json!({"name": "n", "runtimeConfig": bad})).unwrap_err();
+        let expected = format!("runtimeConfig: {bad} is not a JSON object");
+        assert!(format!("{error:#}").contains(&expected), "{error:#}");
+    }
     for bad in [
         json!("10.0.0.1"),
         json!([1]),

@@ -1202,6 +1202,36 @@ fn networks_that_no_route_touches_are_no_matter() {
     assert!(!added.stderr.contains("overlaps"), "{}", added.stderr);
 }
 
+/// As `sbr` behind rail-cni does it to the routes of the main table.
+#[test]
+fn a_route_that_was_moved_to_another_table_is_not_gone() {
+    let Some(host) = fabric("routing::moved", 1) else {
+        return;
+    };
+    let pod = host.add_netns("pod");
+    let config = with(rail(0), json!({"routing": "destination-based"}));
+    let result = attach(&host, "c1", &pod, 0, &config);
+    let checked = with(config, json!({ "prevResult": result }));
+    let check = || host.call("CHECK", "c1", &pod).ifname("net1").run(&checked);
+    check().ok();
+    let routes = routes_of(&host, &pod, "net1");
+    let route = routes[0]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|route| route["gateway"].is_string())
+        .unwrap();
+    let dst = route["dst"].as_str().unwrap();
+    let gateway = route["gateway"].as_str().unwrap();
+    host.ip_in(&pod, &format!("route del {dst} dev net1"));
+    check().error(100);
+    host.ip_in(
+        &pod,
+        &format!("route add {dst} via {gateway} dev net1 table 250"),
+    );
+    check().ok();
+}
+
 /// `sbr` behind rail-cni in the chain of rail 0 takes the first table without a rule, which is rail
 /// 1's: packets of rail 1 would leave by rail 0.
 #[test]
