@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What action.yml runs: judges the plugins of descriptions, and leaves reports and scripts in REPORTS.
 #
-# usage: DESCRIPTIONS='FILE...' REPORTS=DIRECTORY [PLUGIN=FILE] [PLUGINS=DIRECTORIES] [PROFILE=spec] [LEVEL=must] [BASELINE=FILE]
+# usage: DESCRIPTIONS='FILE...' REPORTS=DIRECTORY [PLUGIN=FILE] [PLUGINS=DIRECTORIES] [PROFILE=spec] [LEVEL=must] [HARM=leak] [BASELINE=FILE]
 #        action.sh
 #
 # The program is built from the crate in this folder, unless CNI_CONFORMANCE names one. Exit status: that of the program.
@@ -13,7 +13,7 @@ if [[ ! $tool ]]; then
     tool=$RUNNER_TEMP/cni-conformance/bin/cni-conformance
 fi
 read -ra files <<<"$DESCRIPTIONS"
-arguments=(--profile "${PROFILE:-spec}" --level "${LEVEL:-must}" --reports "$REPORTS" --replay "$REPORTS/replay")
+arguments=(--profile "${PROFILE:-spec}" --level "${LEVEL:-must}" --harm "${HARM:-leak}" --reports "$REPORTS" --replay "$REPORTS/replay")
 [[ ! ${PLUGIN:-} ]] || arguments+=(--plugin "$PLUGIN")
 [[ ! ${PLUGINS:-} ]] || arguments+=(--path "$PLUGINS")
 [[ ! ${BASELINE:-} ]] || arguments+=(--baseline "$BASELINE")

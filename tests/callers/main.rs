@@ -15,7 +15,6 @@ mod containerd;
 mod migration;
 mod multus;
 mod node;
-#[path = "../../crates/cni-conformance/src/objects.rs"]
 mod objects;
 mod ocicni;
 mod podman;

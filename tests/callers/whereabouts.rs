@@ -22,7 +22,7 @@ fn start(objects: &Objects) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let objects = objects.clone();
-    thread::spawn(move || objects::serve(&listener, &objects, None));
+    thread::spawn(move || objects::serve(&listener, &objects));
     url
 }
 

@@ -292,6 +292,7 @@ fn aftermath(bench: &Bench, verb: &str, traced: &Traced, victim: usize) {
     }
 }
 
+/// tests/contract-items, items 51, 123.
 #[test]
 fn what_an_add_killed_at_any_call_left_is_put_right() {
     sweep("killsweep::add", "ADD", false);

@@ -20,8 +20,10 @@ mod samples;
 #[path = "../../../tests/callers/api.rs"]
 mod api;
 
-// `api` is made of it.
-use cni_conformance::objects;
+/// Requests and answers of that server.
+#[allow(dead_code, reason = "the tests of whereabouts use more of it")]
+#[path = "../../../tests/callers/objects.rs"]
+mod objects;
 
 use std::fs;
 use std::path::{Path, PathBuf};

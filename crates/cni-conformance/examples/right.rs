@@ -144,6 +144,21 @@ impl Call {
     fn read(verb: String, version: &mut String) -> Result<Call, Fault> {
         let [container, netns, ifname] =
             ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"].map(variable);
+        let mut text = Vec::new();
+        std::io::stdin()
+            .read_to_end(&mut text)
+            .map_err(|error| (5, format!("stdin: {error}")))?;
+        let conf = serde_json::from_slice::<Value>(&text)
+            .ok()
+            .filter(Value::is_object);
+        let mut told = NEWEST.to_owned();
+        if let Some(conf) = &conf {
+            told = key(conf, "cniVersion")
+                .as_str()
+                .unwrap_or("0.1.0")
+                .to_owned();
+        }
+        version.clone_from(&told);
         if !container.is_empty() && !has_form(&container) {
             return fault(4, "CNI_CONTAINERID has another form");
         }
@@ -164,21 +179,9 @@ impl Call {
         if !ifname.is_empty() && !is_ifname(&ifname) {
             return fault(4, "CNI_IFNAME is no name of an interface");
         }
-        let mut text = Vec::new();
-        std::io::stdin()
-            .read_to_end(&mut text)
-            .map_err(|error| (5, format!("stdin: {error}")))?;
-        let conf = serde_json::from_slice::<Value>(&text)
-            .ok()
-            .filter(Value::is_object);
         let Some(conf) = conf else {
             return fault(6, "stdin is not one JSON object");
         };
-        let told = key(&conf, "cniVersion")
-            .as_str()
-            .unwrap_or("0.1.0")
-            .to_owned();
-        version.clone_from(&told);
         let program = std::env::args_os().next().unwrap_or_default();
         let is_ipam = Path::new(&program)
             .file_name()
@@ -528,7 +531,7 @@ fn check(call: &Call) -> Result<(), Fault> {
     let (link, routes) = call.in_pod(|| {
         let routes = |family: &str| {
             ip(
-                &format!("{family} -json route show dev {}", call.ifname),
+                &format!("{family} -json route show table all dev {}", call.ifname),
                 "",
             )
             .map(|all| list(&all))

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::checks::{CHECK_SET, RETIRED};
@@ -98,10 +99,33 @@ impl Baseline {
     }
 }
 
+/// The library whose failures are none of a plugin that is built on it.
+#[derive(Deserialize)]
+struct Library {
+    /// What the executable of such a plugin contains.
+    contains: String,
+    /// The reason, by check.
+    checks: BTreeMap<String, String>,
+}
+
+/// The failures of libcni's skel, with the reason, if this executable is built on it. No author of
+/// a plugin can mend them.
+pub fn of_skel(program: &Path) -> Result<BTreeMap<String, String>, String> {
+    let told = |error: &dyn std::fmt::Display| format!("{}: {error}", program.display());
+    let library: Library =
+        serde_json::from_str(include_str!("skel.json")).map_err(|error| told(&error))?;
+    let bytes = fs::read(program).map_err(|error| told(&error))?;
+    if String::from_utf8_lossy(&bytes).contains(&library.contains) {
+        Ok(library.checks)
+    } else {
+        Ok(BTreeMap::new())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checks::{Level, Profile};
+    use crate::check::{Harm, Level, Profile};
     use crate::run::Judged;
     use serde_json::json;
 
@@ -109,9 +133,11 @@ mod tests {
         Judged {
             name,
             level: Level::Must,
+            harm: Harm::Cosmetic,
             profile: Profile::Spec,
             asks: "",
             says: "",
+            tags: String::new(),
             address: String::new(),
             why: "",
             outcome,
@@ -147,6 +173,7 @@ mod tests {
             warnings: Vec::new(),
             fault: None,
             refusal: None,
+            unjudged: None,
             few: None,
         };
         let text = baseline.compared(&[report]);

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::call::{Collected, process_of, quoted};
-use crate::world::{SHOWN, cut, plain};
+use crate::call::{Collected, process_of};
+use crate::value::{SHOWN, cut, plain, quoted};
 
 /// How long it may take until it is ready.
 pub const LIMIT: Duration = Duration::from_secs(10);
@@ -80,7 +80,6 @@ impl Beside {
             .stderr(Stdio::piped());
         let (started, start) = channel();
         let (end, ended) = channel();
-        // It is the child of another thread: a tracer waits for all children of the check's.
         let keeper = std::thread::spawn(move || {
             let child = command.spawn().map(|mut child| {
                 let stderr = child.stderr.take().map(Collected::of);

@@ -1,10 +1,9 @@
 //! A call of a plugin, as a runtime makes it, and how it ended.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::{Read, Write as _};
-use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -13,6 +12,8 @@ use nix::fcntl::OFlag;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde_json::Value;
+
+use crate::value::{SHOWN, cut, plain, quoted};
 
 /// What the plugin reads.
 #[derive(Clone, Debug)]
@@ -55,10 +56,6 @@ pub struct Ran {
 
 /// How many bytes of a stream are kept: 1 MiB.
 pub const MOST: usize = 1 << 20;
-
-/// A call that does not end: what its processes wait for.
-#[derive(Debug)]
-pub struct Hung(pub String);
 
 impl Call {
     /// A call of `program` with nothing but PATH in its environment.
@@ -202,10 +199,9 @@ impl Call {
         text
     }
 
-    /// The command with its pipes, in a process group of its own; `wrapper` comes before it.
-    pub fn command(&self, wrapper: &[&str]) -> std::io::Result<Command> {
-        let mut words: Vec<PathBuf> = wrapper.iter().map(PathBuf::from).collect();
-        words.push(self.program.clone());
+    /// The command with its pipes, in a process group of its own.
+    fn command(&self) -> std::io::Result<Command> {
+        let mut words = vec![self.program.clone()];
         if matches!(self.stdin, Stdin::Closed) {
             words.splice(
                 0..0,
@@ -244,7 +240,7 @@ impl Call {
         // it open.
         let mut tries = 0;
         let mut child = loop {
-            match self.command(&[])?.spawn() {
+            match self.command()?.spawn() {
                 Err(error)
                     if error.kind() == std::io::ErrorKind::ExecutableFileBusy && tries < 100 =>
                 {
@@ -281,6 +277,52 @@ impl Call {
     }
 }
 
+impl Ran {
+    /// How it ended, in words: with what it printed, and with what it logged.
+    pub fn told(&self) -> String {
+        let line = |text: &str| {
+            plain(&cut(
+                &text.split_whitespace().collect::<Vec<_>>().join(" "),
+                SHOWN,
+            ))
+        };
+        let (stdout, stderr) = (line(&self.stdout), line(&self.stderr));
+        let mut text = format!("exit status {}", self.status);
+        if !stdout.is_empty() {
+            text.push_str(&format!(", {stdout}"));
+        }
+        if !stderr.is_empty() {
+            text.push_str(&format!(", stderr: {stderr}"));
+        }
+        text
+    }
+
+    /// The one JSON object on stdout.
+    pub fn result(&self) -> Result<Value, String> {
+        match serde_json::from_str::<Value>(&self.stdout) {
+            Ok(value) if value.is_object() => Ok(value),
+            _ => Err(format!(
+                "stdout is not one JSON object: {:?}",
+                cut(&self.stdout, SHOWN)
+            )),
+        }
+    }
+
+    /// The error object.
+    pub fn error(&self) -> Result<Value, String> {
+        let error = self.result()?;
+        let is_text = |key: &str| error[key].is_string();
+        // 0.4.0 has a table with negative ones.
+        if !(error["code"].is_u64() || error["code"].is_i64())
+            || !is_text("msg")
+            || !(is_text("details") || error.get("details").is_none())
+        {
+            return Err(format!("not an error object (code, msg, details): {error}"));
+        }
+        Ok(error)
+    }
+}
+
 /// A call that was started.
 #[derive(Debug)]
 pub struct Running {
@@ -298,8 +340,9 @@ impl Running {
         }
     }
 
-    /// Ends the configuration, and waits.
-    pub fn wait(mut self, limit: Duration) -> Result<Ran, Hung> {
+    /// Ends the configuration, and waits. `None` if the call did not end within the limit, and was
+    /// killed.
+    pub fn wait(mut self, limit: Duration) -> Option<Ran> {
         self.end_input();
         let group = process_of(&self.child);
         let status = match ended(&mut self.child, limit) {
@@ -307,12 +350,11 @@ impl Running {
                 .code()
                 .unwrap_or_else(|| 128 + status.signal().unwrap_or(0)),
             None => {
-                let waits = waits(group);
                 let _ = killpg(group, Signal::SIGKILL);
                 // It may be in another group by now.
                 let _ = self.child.kill();
                 let _ = self.child.wait();
-                return Err(Hung(waits));
+                return None;
             }
         };
         let mut is_held = false;
@@ -332,7 +374,7 @@ impl Running {
         let is_cut = stdout.len() > MOST;
         let text =
             |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(MOST)]).into_owned();
-        Ok(Ran {
+        Some(Ran {
             status,
             stdout: text(&stdout),
             stderr: text(&stderr),
@@ -396,144 +438,7 @@ fn ended(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     }
 }
 
-/// What a call waits for that was started as this process, as far as the kernel says it: each
-/// thread of it, of its group and of what they started.
-pub fn waits(first: Pid) -> String {
-    let processes = processes();
-    let mut found = BTreeSet::from([first.as_raw()]);
-    loop {
-        let is_of = |one: &&Process| found.contains(&one.parent) || one.group == first.as_raw();
-        let more: Vec<_> = processes
-            .iter()
-            .filter(is_of)
-            .map(|one| one.number)
-            .collect();
-        let before = found.len();
-        found.extend(more);
-        if found.len() == before {
-            break;
-        }
-    }
-    let found = processes.iter().filter(|one| found.contains(&one.number));
-    found
-        .flat_map(|one| one.waits(&processes))
-        .collect::<Vec<_>>()
-        .join("; ")
-}
-
-/// What /proc says of a process.
-struct Process {
-    number: i32,
-    parent: i32,
-    group: i32,
-    /// Its open files, with device and inode: the same path is another file in another check.
-    files: BTreeMap<i32, (String, u64, u64)>,
-}
-
-/// Those that can be seen.
-fn processes() -> Vec<Process> {
-    let names = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let one = |entry: std::fs::DirEntry| {
-        let (_, words) = stat(&entry.path())?;
-        let files = std::fs::read_dir(entry.path().join("fd"))
-            .into_iter()
-            .flatten()
-            .flatten();
-        let file = |fd: std::fs::DirEntry| {
-            let target = std::fs::read_link(fd.path())
-                .ok()?
-                .to_string_lossy()
-                .into_owned();
-            let about = std::fs::metadata(fd.path()).ok()?;
-            Some((
-                fd.file_name().to_str()?.parse().ok()?,
-                (target, about.dev(), about.ino()),
-            ))
-        };
-        let (parent, group) = (words.get(1)?.parse().ok()?, words.get(2)?.parse().ok()?);
-        let number = entry.file_name().to_str()?.parse().ok()?;
-        Some(Process {
-            number,
-            parent,
-            group,
-            files: files.filter_map(file).collect(),
-        })
-    };
-    names.filter_map(one).collect()
-}
-
-fn of_process(number: i32) -> PathBuf {
-    Path::new("/proc").join(number.to_string())
-}
-
-/// The name of a process or a thread, and what is behind it in its `stat`.
-fn stat(path: &Path) -> Option<(String, Vec<String>)> {
-    let stat = std::fs::read_to_string(path.join("stat")).ok()?;
-    // The name, in brackets, may have anything in it.
-    let (name, rest) = stat.rsplit_once(')')?;
-    Some((
-        name.split_once('(')?.1.to_owned(),
-        rest.split_whitespace().map(str::to_owned).collect(),
-    ))
-}
-
-impl Process {
-    /// A line for each thread: the system call, the file that it is about, and who else has that
-    /// file.
-    fn waits(&self, all: &[Process]) -> Vec<String> {
-        let threads = std::fs::read_dir(of_process(self.number).join("task"))
-            .into_iter()
-            .flatten()
-            .flatten();
-        let line = |thread: std::fs::DirEntry| {
-            let path = thread.path();
-            let (name, words) = stat(&path)?;
-            let read = |file: &str| std::fs::read_to_string(path.join(file)).unwrap_or_default();
-            let mut text = format!(
-                "{name} is in state {}, in {}",
-                words.first()?,
-                read("wchan")
-            );
-            let call = read("syscall");
-            let mut words = call.split_whitespace();
-            let (Some(number), Some(first)) = (words.next(), words.next()) else {
-                return Some(text);
-            };
-            text.push_str(&format!(", system call {number}"));
-            let file = i32::from_str_radix(first.trim_start_matches("0x"), 16).ok();
-            if let Some(file) = file.and_then(|file| self.files.get(&file)) {
-                let has = |one: &&Process| {
-                    one.number != self.number && one.files.values().any(|other| other == file)
-                };
-                let others = all
-                    .iter()
-                    .filter(has)
-                    .map(|one| stat(&of_process(one.number)));
-                let others: BTreeSet<_> = others.flatten().map(|(name, _)| name).collect();
-                text.push_str(&format!(" of {}", file.0));
-                if !others.is_empty() {
-                    text.push_str(&format!(
-                        ", which {} have, too",
-                        Vec::from_iter(others).join(" and ")
-                    ));
-                }
-            }
-            Some(text)
-        };
-        threads.filter_map(line).collect()
-    }
-}
-
 /// Its process. No kernel has numbers that are no `i32`.
 pub fn process_of(child: &Child) -> Pid {
     Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX))
-}
-
-/// A word of a shell.
-pub fn quoted(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,;".contains(c);
-    if !text.is_empty() && text.chars().all(|c| is_plain(c) && c != ';') {
-        return text.to_owned();
-    }
-    format!("'{}'", text.replace('\'', "'\\''"))
 }

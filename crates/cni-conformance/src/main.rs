@@ -1,24 +1,26 @@
 //! cni-conformance: judges any CNI plugin by the CNI specification, in namespaces of its own.
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
-use std::net::{SocketAddr, TcpListener};
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum as _};
-use cni_conformance::baseline::Baseline;
-use cni_conformance::checks::{self, Check, Level, Profile};
+use cni_conformance::baseline::{self, Baseline};
+use cni_conformance::check::{Check, Harm, Level, Profile};
+use cni_conformance::checks;
 use cni_conformance::description::{Description, Kind, VERSIONS};
-use cni_conformance::objects::{self, Objects};
+use cni_conformance::look::firewall;
 use cni_conformance::report::{self, Format};
-use cni_conformance::run::{Judged, Outcome, Report, judge};
+use cni_conformance::run::{Gate, Judged, Manner, Report, judge};
 use cni_conformance::sandbox;
-use cni_conformance::world::{Settings, firewall};
+use cni_conformance::settings::Settings;
 
 const AFTER: &str = "\
-Exit status: 0 no check of --level failed, 1 some did, or ADD fails, 2 usage error, or the plugin or a \
+Exit status: 0 no failure that counts (--level, --harm), 1 there is one, or ADD fails, or changes \
+    nothing that can be judged, 2 usage error, or the plugin or a \
     line of its description cannot be executed, 3 this machine lacks namespaces, iproute2, or a device \
     that a plugin needs. Failures that the description lists as known do not count.
 
@@ -32,7 +34,7 @@ Run it as root, or as any user who may create user namespaces. Each check has ne
 #[command(version, after_help = AFTER)]
 struct Arguments {
     /// Descriptions of plugins: README.md of this program has the keys
-    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present_any = ["conf", "list", "api_double"])]
+    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present_any = ["conf", "list"])]
     describe: Vec<PathBuf>,
     /// Network configuration, instead of a description, for a plugin that needs no device
     #[arg(
@@ -72,13 +74,19 @@ struct Arguments {
     /// Output format
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
-    /// Least binding level whose failures count, in the exit status and as failures in tap and
-    /// junit
+    /// Least binding level whose failures count, in the exit status and as failures in junit
     #[arg(long, value_enum, default_value = "must")]
     level: Level,
+    /// Least harm whose failures count, whatever their level: address, pod, leak, misleads,
+    /// cosmetic, or none. Checks of that harm are run whatever their profile
+    #[arg(long, value_name = "HARM", default_value = "leak")]
+    harm: LeastHarm,
     /// Ignore failures in this earlier JSON report; list new, fixed and missing ones on stderr
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
+    /// Count failures whose cause is libcni's skel, too, in plugins that are built on it
+    #[arg(long)]
+    no_skel_baseline: bool,
     /// Write a script that reproduces each failure to this directory
     #[arg(long, value_name = "DIRECTORY")]
     replay: Option<PathBuf>,
@@ -88,32 +96,50 @@ struct Arguments {
     /// Exit with 1 if a description hides everything or lists a known failure that no longer occurs
     #[arg(long)]
     strict: bool,
-    /// Kill at every system call, instead of a sample
-    #[arg(long)]
-    full: bool,
-    /// System calls per verb in the sample
-    #[arg(long, value_name = "COUNT", default_value = "12")]
-    sample: NonZeroUsize,
     /// Time limit of a call, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     limit: u64,
-    /// Checks to run at the same time [default: four per processor]
+    /// Time limit of a check, in seconds; one that takes longer is left out
+    #[arg(long, value_name = "SECONDS", default_value_t = 240)]
+    check_limit: u64,
+    /// Checks to run at the same time [default: four per processor, or sixteen if calls mostly wait]
     #[arg(long, value_name = "COUNT")]
     jobs: Option<usize>,
     /// List the checks
     #[arg(long)]
     list: bool,
-    /// Only serve a double of an API server at this address, for `beside` of a description; it
-    /// supports what whereabouts needs
-    #[arg(long, value_name = "ADDRESS")]
-    api_double: Option<SocketAddr>,
-    /// Keep an empty file here for each value in the double's objects, so that leaked values are
-    /// detected
-    #[arg(long, value_name = "DIRECTORY", requires = "api_double")]
-    mirror: Option<PathBuf>,
+    /// Tell no progress on stderr
+    #[arg(long, short)]
+    quiet: bool,
     /// It is in its namespaces
     #[arg(long, hide = true)]
     inside: bool,
+}
+
+/// A harm, or none.
+#[derive(Clone, Copy, Debug)]
+struct LeastHarm(Option<Harm>);
+
+impl FromStr for LeastHarm {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<LeastHarm, String> {
+        match text {
+            "none" => Ok(LeastHarm(None)),
+            text => {
+                <Harm as clap::ValueEnum>::from_str(text, false).map(|harm| LeastHarm(Some(harm)))
+            }
+        }
+    }
+}
+
+impl Arguments {
+    fn gate(&self) -> Gate {
+        Gate {
+            level: self.level,
+            harm: self.harm.0,
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -134,13 +160,6 @@ fn main() -> ExitCode {
         .collect();
     let ended = if checks.is_empty() {
         Err((2, "no check is left: --list names them".to_owned()))
-    } else if let Some(address) = arguments.api_double {
-        TcpListener::bind(address)
-            .map(|listener| {
-                objects::serve(&listener, &Objects::default(), arguments.mirror.as_deref())
-            })
-            .map_err(|error| (3, format!("cannot listen to {address}: {error}")))
-            .map(|()| 0)
     } else if arguments.list {
         print(&list(&checks)).map(|()| 0)
     } else {
@@ -167,7 +186,11 @@ fn print(text: &str) -> Result<(), (u8, String)> {
 fn list(checks: &[Check]) -> String {
     let newest = VERSIONS[VERSIONS.len() - 1];
     let mut text = format!(
-        "# Checks\n\nHow each is asked of a plugin that claims {newest} of the specification.\n"
+        "# Checks\n\nHow each is asked of a plugin that claims {newest} of the specification, and in parentheses \
+         what a failure costs.\n\nThe texts that bind are those of the tags of the specification, which each \
+         check names. Since the tag spec-v1.1.0, SPEC.md of the main branch has changed, and still calls itself \
+         1.1.0; no level comes from it. All quotations of 1.0.0 and 1.1.0 also stand in the SPEC.md of release \
+         v1.3.0 (2025-04-07), unless a check says otherwise.\n"
     );
     for profile in Profile::value_variants() {
         let mut of_profile = checks
@@ -190,12 +213,15 @@ fn list(checks: &[Check]) -> String {
             } else {
                 String::new()
             };
-            text.push_str(&format!("* {level}`{}`: {}\n", check.name, check.asks));
+            text.push_str(&format!(
+                "* {level}`{}` ({}): {}\n",
+                check.name, check.harm, check.asks
+            ));
             if let Some(basis) = check.basis_in(newest) {
                 text.push_str(&format!(
                     "  > {} ([{}]({}))\n",
                     basis.quoted(),
-                    basis.since,
+                    basis.tags(newest),
                     basis.address()
                 ));
             }
@@ -224,18 +250,29 @@ fn run(arguments: &Arguments, checks: &[Check]) -> Result<u8, (u8, String)> {
             );
         }
     }
-    let jobs = arguments
-        .jobs
-        .unwrap_or_else(|| 4 * std::thread::available_parallelism().map_or(2, usize::from));
     let profiles = if arguments.only.is_empty() {
         &arguments.profile[..]
     } else {
         Profile::value_variants()
     };
-    let reports: Vec<_> = all
-        .iter()
-        .map(|settings| judge(settings, checks, profiles, jobs))
-        .collect();
+    let mut reports = Vec::new();
+    for settings in &all {
+        let excused = if arguments.no_skel_baseline {
+            BTreeMap::new()
+        } else {
+            baseline::of_skel(&settings.program).map_err(|reason| (2, reason))?
+        };
+        let manner = Manner {
+            profiles,
+            gate: arguments.gate(),
+            jobs: arguments.jobs,
+            is_quiet: arguments.quiet,
+            excused: &excused,
+        };
+        let report = judge(settings, checks, manner);
+        tell_excused(&report, &excused);
+        reports.push(report);
+    }
     for (report, (had, refusal)) in reports
         .iter()
         .filter_map(|one| Some((one, one.few.as_ref()?)))
@@ -260,7 +297,7 @@ fn run(arguments: &Arguments, checks: &[Check]) -> Result<u8, (u8, String)> {
         write_scripts(directory, &reports).map_err(|reason| (3, reason))?;
     }
     if let Some(directory) = &arguments.reports {
-        write_reports(directory, &reports, arguments.level).map_err(|reason| (3, reason))?;
+        write_reports(directory, &reports, arguments.gate()).map_err(|reason| (3, reason))?;
     }
     let baseline = match &arguments.baseline {
         Some(path) => Some(Baseline::read(path).map_err(|reason| (2, reason))?),
@@ -269,8 +306,22 @@ fn run(arguments: &Arguments, checks: &[Check]) -> Result<u8, (u8, String)> {
     if let Some(baseline) = &baseline {
         let _ = std::io::stderr().write_all(baseline.compared(&reports).as_bytes());
     }
-    print(&report::write(&reports, arguments.format, arguments.level))?;
+    print(&report::write(&reports, arguments.format, arguments.gate()))?;
     ended(arguments, &reports, baseline.as_ref())
+}
+
+/// Says which failures do not count because their cause is libcni's.
+fn tell_excused(report: &Report, excused: &BTreeMap<String, String>) {
+    let is_excused = |one: &&Judged| excused.get(one.name) == Some(&one.known);
+    for one in report.checks.iter().filter(is_excused) {
+        let _ = writeln!(
+            std::io::stderr(),
+            "cni-conformance: {}: not counted: {}: {} (--no-skel-baseline counts it)",
+            report.plugin,
+            one.name,
+            one.known
+        );
+    }
 }
 
 /// The exit status that reports have.
@@ -285,9 +336,7 @@ fn ended(
     for report in reports {
         let was_there =
             |one: &Judged| baseline.is_some_and(|old| old.has_failure(&report.plugin, one.name));
-        let counts = |one: &&Judged| {
-            one.outcome == Outcome::Fail && one.level <= arguments.level && !was_there(one)
-        };
+        let counts = |one: &&Judged| arguments.gate().counts(one) && !was_there(one);
         if report.checks.iter().any(|one| counts(&one))
             || arguments.strict && !report.warnings.is_empty()
         {
@@ -299,6 +348,11 @@ fn ended(
         .find_map(|one| Some((&one.plugin, one.refusal.as_ref()?)))
     {
         return Err((1, format!("{plugin}: nothing could be judged: {refusal}")));
+    }
+    for report in reports {
+        if let (true, Some(reason)) = (arguments.only.is_empty(), &report.unjudged) {
+            return Err((1, format!("{}: {reason}", report.plugin)));
+        }
     }
     let Some(silent) = reports.iter().find(|report| !report.is_asked()) else {
         return Ok(0);
@@ -330,7 +384,7 @@ fn write_scripts(directory: &Path, reports: &[Report]) -> Result<(), String> {
     )
 }
 
-fn write_reports(directory: &Path, reports: &[Report], least: Level) -> Result<(), String> {
+fn write_reports(directory: &Path, reports: &[Report], gate: Gate) -> Result<(), String> {
     let forms = [
         ("junit.xml", Format::Junit),
         ("report.json", Format::Json),
@@ -338,8 +392,8 @@ fn write_reports(directory: &Path, reports: &[Report], least: Level) -> Result<(
         ("scores.md", Format::Scores),
     ];
     let of_all =
-        forms.map(|(name, format)| (name.to_owned(), report::write(reports, format, least)));
-    let page = |report: &Report| report::write(std::slice::from_ref(report), Format::Html, least);
+        forms.map(|(name, format)| (name.to_owned(), report::write(reports, format, gate)));
+    let page = |report: &Report| report::write(std::slice::from_ref(report), Format::Html, gate);
     let pages = reports
         .iter()
         .map(|report| (format!("{}.html", file_name(report)), page(report)));
@@ -367,10 +421,26 @@ fn write_files(
     Ok(())
 }
 
+/// Refuses names of checks in a description that there are not.
+fn check_known(description: &Description) -> Result<(), String> {
+    let checks = checks::all();
+    for name in description.known.keys() {
+        if checks.iter().all(|check| check.name != name) {
+            return Err(format!(
+                "known: there is no check {name}: --list names them"
+            ));
+        }
+    }
+    Ok(())
+}
+
 fn settings(arguments: &Arguments) -> Result<Vec<Settings>, String> {
     let mut descriptions = Vec::new();
     for path in &arguments.describe {
-        descriptions.extend(Description::read(path)?);
+        for description in Description::read(path)? {
+            check_known(&description).map_err(|why| format!("{}: {why}", path.display()))?;
+            descriptions.push(description);
+        }
     }
     if let Some(path) = &arguments.conf {
         let told = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
@@ -431,10 +501,10 @@ fn settings(arguments: &Arguments) -> Result<Vec<Settings>, String> {
             program,
             path: path.clone(),
             limit: Duration::from_secs(arguments.limit),
+            check_limit: Duration::from_secs(arguments.check_limit),
             sees_firewall: false,
             changes: false,
             dels: false,
-            sample: (!arguments.full).then_some(arguments.sample.get()),
         });
     }
     Ok(all)

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::call::{Call, Stdin, quoted};
+use crate::call::{Call, Stdin};
 use crate::sandbox::{self, DIR};
-use crate::world::Settings;
+use crate::settings::Settings;
+use crate::value::quoted;
 
 /// A thing that was done.
 #[derive(Clone, Debug)]
@@ -17,8 +18,6 @@ pub enum Step {
     Calls(Vec<(usize, Call)>),
     /// A look at the host, or at the pod of this name, with its number.
     Look(String, usize),
-    /// A call that only the suite can make again.
-    Traced(Call),
 }
 
 /// All that was done, and what does not hold at its end.
@@ -58,7 +57,6 @@ impl Replay {
         let text = |step: &Step| match step {
             Step::Shell(text) => Some(text.clone()),
             Step::Calls(calls) => calls.last().map(|(_, call)| call.shell()),
-            Step::Traced(call) => Some(call.shell()),
             Step::Look(..) => None,
         };
         self.steps.iter().rev().find_map(text).unwrap_or_default()
@@ -84,12 +82,7 @@ impl Replay {
         text.push_str(&format!(
             "export PLUGIN=${{PLUGIN:-{program}}} PLUGINS=${{CNI_PATH:-{path}}}\n"
         ));
-        if self.holds.is_empty()
-            || self
-                .steps
-                .iter()
-                .any(|step| matches!(step, Step::Traced(_)))
-        {
+        if self.holds.is_empty() {
             text.push_str(&by_the_suite(settings, check));
             return text;
         }
@@ -122,7 +115,6 @@ impl Replay {
                 Step::Shell(line) => text.push_str(&format!("{line}\n")),
                 Step::Look(space, id) => text.push_str(&format!("look {space} {id}\n")),
                 Step::Calls(calls) => text.push_str(&self.calls(settings, calls)),
-                Step::Traced(_) => (),
             }
         }
         text.push_str(&format!(
@@ -267,17 +259,13 @@ fn patterns(stays: &[String]) -> String {
     }
 }
 
-/// A check that kills at system calls, or whose condition no shell can say: the suite repeats it,
-/// with the same description.
+/// A check whose condition no shell can say: the suite repeats it, with the same description.
 fn by_the_suite(settings: &Settings, check: &str) -> String {
     let description = serde_json::to_string_pretty(&settings.description).unwrap_or_default();
-    let sample = settings
-        .sample
-        .map_or("--full".to_owned(), |sample| format!("--sample {sample}"));
     format!(
         "# It needs the suite, which CNI_CONFORMANCE names. Exit status: 0 it holds, 1 it does not, 2 it cannot be asked here.\n\
          description=$(mktemp) || exit 2\ntrap 'rm -f \"$description\"' EXIT\ncat >\"$description\" <<'END'\n{description}\nEND\n\
-         \"${{CNI_CONFORMANCE:-cni-conformance}}\" --level quality --exactly --only {check} {sample} --limit {} \\\n    \
+         \"${{CNI_CONFORMANCE:-cni-conformance}}\" --level quality --exactly --only {check} --limit {} \\\n    \
          --describe \"$description\" --plugin \"$PLUGIN\" --path \"$PLUGINS\"\nstatus=$?\n[ \"$status\" -le 1 ] || exit 2\nexit \"$status\"\n",
         settings.limit.as_secs()
     )

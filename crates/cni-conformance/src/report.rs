@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 
 use serde_json::json;
 
-use crate::checks::{CHECK_SET, Level};
+use crate::check::{Harm, Level};
+use crate::checks::CHECK_SET;
 use crate::description::VERSIONS;
-use crate::run::{Judged, Outcome, Report};
+use crate::run::{Gate, Judged, Outcome, Report};
 
 /// The forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -15,8 +16,6 @@ pub enum Format {
     Table,
     /// One line for each plugin, in Markdown.
     Scores,
-    /// Test Anything Protocol.
-    Tap,
     /// For CI systems.
     Junit,
     /// Everything.
@@ -29,14 +28,12 @@ pub enum Format {
 
 const LEVELS: [Level; 3] = [Level::Must, Level::Should, Level::Quality];
 
-/// Writes the reports in this form. In those that have no levels, what fails counts if it is of
-/// `least` or more binding.
-pub fn write(reports: &[Report], format: Format, least: Level) -> String {
+/// Writes the reports in this form. Those for CI systems have only the failures that count.
+pub fn write(reports: &[Report], format: Format, gate: Gate) -> String {
     match format {
         Format::Table => reports.iter().map(table).collect::<Vec<_>>().join("\n"),
         Format::Scores => scores(reports),
-        Format::Tap => tap(reports, least),
-        Format::Junit => junit(reports, least),
+        Format::Junit => junit(reports, gate),
         Format::Json => json_of(reports),
         Format::Sarif => sarif(reports),
         Format::Html => html(reports),
@@ -70,14 +67,21 @@ fn failures(report: &Report, level: Level) -> String {
     }
 }
 
+/// Failures that lose or double an address, cut a pod off or leak, whatever their level.
+fn harmful(report: &Report) -> usize {
+    let is_harmful = |one: &&Judged| one.outcome == Outcome::Fail && one.harm <= Harm::Leak;
+    report.checks.iter().filter(is_harmful).count()
+}
+
 fn table(report: &Report) -> String {
     let mut text = format!("{}: {}\n", report.plugin, report.program);
     for one in &report.checks {
         let _ = writeln!(
             text,
-            "{:8}  {:7}  {:40}  {}",
+            "{:8}  {:7}  {:8}  {:40}  {}",
             word(one.outcome),
             one.level,
+            one.harm,
             one.name,
             one.asks
         );
@@ -86,7 +90,7 @@ fn table(report: &Report) -> String {
         let says = if one.says.is_empty() {
             String::new()
         } else {
-            format!("{} {}", one.says, one.address)
+            format!("{} ({}: {})", one.says, one.tags, one.address)
         };
         let of_failure = [
             ("says", &*says),
@@ -114,7 +118,8 @@ fn table(report: &Report) -> String {
                 .join(", ");
             writeln!(
                 text,
-                "{name}: failures: {of_level}; {asked} checks asked, {out} left out"
+                "{name}: failures: {of_level}; of them with harm: {}; {asked} checks asked, {out} left out",
+                harmful(report)
             )
         }
     };
@@ -122,7 +127,7 @@ fn table(report: &Report) -> String {
 }
 
 fn scores(reports: &[Report]) -> String {
-    let mut text = "| plugin | by | MUST failures | SHOULD failures | quality failures | left out | what does not hold |\n| --- | --- | --- | --- | --- | --- | --- |\n".to_owned();
+    let mut text = "| plugin | by | MUST failures | SHOULD failures | quality failures | with harm | left out | what does not hold |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n".to_owned();
     for report in reports {
         let of = |level: Level, outcome: Outcome| {
             let names = report
@@ -130,7 +135,12 @@ fn scores(reports: &[Report]) -> String {
                 .iter()
                 .filter(|one| one.level == level && one.outcome == outcome);
             names
-                .map(|one| format!("`{}`", one.name))
+                .map(|one| match one.harm {
+                    Harm::Address | Harm::Pod | Harm::Leak => {
+                        format!("`{}` ({})", one.name, one.harm)
+                    }
+                    Harm::Misleads | Harm::Cosmetic => format!("`{}`", one.name),
+                })
                 .collect::<Vec<_>>()
                 .join(", ")
         };
@@ -155,59 +165,23 @@ fn scores(reports: &[Report]) -> String {
             &report.specification,
             report.count(None, Outcome::LeftOut),
         );
-        let _ = writeln!(text, "| {name} | {by} | {of_level} | {out} | {parts} |");
-    }
-    text
-}
-
-fn tap(reports: &[Report], least: Level) -> String {
-    let all: Vec<(&Report, &Judged)> = reports
-        .iter()
-        .flat_map(|report| report.checks.iter().map(move |one| (report, one)))
-        .collect();
-    let mut text = format!("TAP version 13\n1..{}\n", all.len());
-    for (at, (report, one)) in all.iter().enumerate() {
-        let (ok, directive) = match one.outcome {
-            Outcome::Pass => ("ok", String::new()),
-            Outcome::LeftOut => ("ok", format!(" # SKIP {}", in_a_line(&one.seen))),
-            Outcome::Known => ("not ok", format!(" # TODO {}", in_a_line(&one.known))),
-            Outcome::Fail if one.level <= least => ("not ok", String::new()),
-            Outcome::Fail => (
-                "not ok",
-                format!(" # TODO {} does not count: --level", one.level),
-            ),
+        let harm = if report.refusal.is_some() || !report.is_asked() {
+            "-".to_owned()
+        } else {
+            harmful(report).to_string()
         };
         let _ = writeln!(
             text,
-            "{ok} {} - {} {} {}{directive}",
-            at + 1,
-            in_a_line(&report.plugin),
-            one.level,
-            one.name
+            "| {name} | {by} | {of_level} | {harm} | {out} | {parts} |"
         );
-        if !one.show.is_empty() {
-            let _ = writeln!(
-                text,
-                "  ---\n  seen: {}\n  show: {}\n  ...",
-                json!(one.seen),
-                json!(one.show)
-            );
-        }
     }
     text
 }
 
-/// TAP has one line for a test, and `#` begins its end.
-fn in_a_line(text: &str) -> String {
-    text.chars()
-        .map(|c| if c == '#' || c.is_control() { ' ' } else { c })
-        .collect()
-}
-
-fn junit(reports: &[Report], least: Level) -> String {
+fn junit(reports: &[Report], gate: Gate) -> String {
     let mut text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n".to_owned();
     for report in reports {
-        let counts = |one: &&Judged| one.outcome == Outcome::Fail && one.level <= least;
+        let counts = |one: &&Judged| gate.counts(one);
         let failed = report.checks.iter().filter(counts).count();
         let skipped = report.checks.len() - report.count(None, Outcome::Pass) - failed;
         let name = escaped(&report.plugin);
@@ -239,11 +213,11 @@ fn junit(reports: &[Report], least: Level) -> String {
             let seen = escaped(&one.seen);
             let _ = match one.outcome {
                 Outcome::Pass => Ok(()),
-                Outcome::Fail if one.level > least => {
+                Outcome::Fail if !gate.counts(one) => {
                     write!(
                         text,
-                        "<skipped message=\"{} does not count: --level; {seen}\"/>",
-                        one.level
+                        "<skipped message=\"{} ({}) does not count; {seen}\"/>",
+                        one.level, one.harm
                     )
                 }
                 Outcome::Fail => {
@@ -332,7 +306,7 @@ fn sarif(reports: &[Report]) -> String {
             "ruleId": one.name, "level": level, "message": {"text": text},
             "locations": [{"physicalLocation": {"artifactLocation": {"uri": report.plugin}}}],
             "partialFingerprints": {"check": format!("{}/{}", report.plugin, one.name)},
-            "properties": {"specification": report.specification},
+            "properties": {"specification": report.specification, "harm": one.harm},
         });
         if one.outcome == Outcome::Known {
             result["suppressions"] = json!([{"kind": "external", "justification": one.known}]);
@@ -392,15 +366,16 @@ fn html(reports: &[Report]) -> String {
         let name = escaped(&report.plugin);
         let _ = writeln!(
             text,
-            "<h2 id=\"{name}\">{name}</h2>\n<table><tr><th>outcome<th>level<th>check<th>what is asked</tr>"
+            "<h2 id=\"{name}\">{name}</h2>\n<table><tr><th>outcome<th>level<th>harm<th>check<th>what is asked</tr>"
         );
         for one in &report.checks {
             let class = word(one.outcome).to_lowercase().replace(' ', "-");
             let _ = write!(
                 text,
-                "<tr><td class=\"{class}\">{}<td>{}<td><code>{}</code><td>{}",
+                "<tr><td class=\"{class}\">{}<td>{}<td>{}<td><code>{}</code><td>{}",
                 word(one.outcome),
                 one.level,
+                one.harm,
                 one.name,
                 escaped(one.asks)
             );
@@ -427,15 +402,17 @@ fn html(reports: &[Report]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checks::Profile;
+    use crate::check::Profile;
 
     fn report() -> Report {
         let judged = |name, level, outcome, seen: &str| Judged {
             name,
             level,
+            harm: Harm::Cosmetic,
             profile: Profile::Spec,
             asks: "what is asked",
             says: "",
+            tags: String::new(),
             address: String::new(),
             why: "",
             outcome,
@@ -470,6 +447,7 @@ mod tests {
             checks,
             fault: None,
             refusal: None,
+            unjudged: None,
             few: None,
         }
     }
@@ -479,7 +457,7 @@ mod tests {
         let line = scores(&[report()]).lines().nth(2).unwrap().to_owned();
         assert_eq!(
             line,
-            "| a<b | 1.1.0 | 1 | 1 (1 known) | - | 1 | MUST: `two`. SHOULD, known: `three` |"
+            "| a<b | 1.1.0 | 1 | 1 (1 known) | - | 0 | 1 | MUST: `two`. SHOULD, known: `three` |"
         );
     }
 
@@ -494,7 +472,10 @@ mod tests {
             .nth(2)
             .unwrap()
             .to_owned();
-        assert_eq!(line, "| a<b | 1.1.0 | - | - | - | 1 | its ADD fails: no |");
+        assert_eq!(
+            line,
+            "| a<b | 1.1.0 | - | - | - | - | 1 | its ADD fails: no |"
+        );
         assert!(json_of_one(&report)["counts"].is_null());
     }
 
@@ -507,7 +488,7 @@ mod tests {
             (&json!(CHECK_SET), &json!("1.1.0"))
         );
         assert_eq!(all["plugins"][0]["specification"], "1.1.0");
-        let junit = junit(&[report()], Level::Must);
+        let junit = junit(&[report()], GATE);
         assert!(
             junit.contains("<property name=\"specification\" value=\"1.1.0\"/>"),
             "{junit}"
@@ -530,7 +511,7 @@ mod tests {
     #[test]
     fn what_a_plugin_prints_is_no_markup() {
         for format in [Format::Junit, Format::Html] {
-            let text = write(&[report()], format, Level::Must);
+            let text = write(&[report()], format, GATE);
             assert!(
                 text.contains("&lt;&quot;&amp;\u{fffd}") && text.contains("show &lt;it&gt;"),
                 "{text}"
@@ -539,30 +520,25 @@ mod tests {
         }
     }
 
-    #[test]
-    fn tap_has_a_line_for_each_check() {
-        let text = tap(&[report()], Level::Must);
-        assert!(text.starts_with("TAP version 13\n1..4\nok 1 - "), "{text}");
-        assert!(
-            text.contains("\nnot ok 2 - a<b MUST two\n") && text.contains("# TODO an issue   7 \n"),
-            "{text}"
-        );
-        assert!(text.contains("# SKIP no device\n"), "{text}");
-    }
+    const GATE: Gate = Gate {
+        level: Level::Must,
+        harm: Some(Harm::Leak),
+    };
 
     #[test]
-    fn what_is_below_the_level_does_not_count() {
+    fn a_failure_counts_by_its_level_or_its_harm() {
         let mut report = report();
-        report.checks[1].level = Level::Should;
-        for (least, counted) in [(Level::Must, 0), (Level::Should, 1), (Level::Quality, 1)] {
-            let (tap, junit) = (
-                tap(&[report.clone()], least),
-                junit(&[report.clone()], least),
-            );
-            let is_todo = tap.contains("not ok 2 - a<b SHOULD two # TODO SHOULD does not count");
-            assert_eq!(is_todo, counted == 0, "{tap}");
+        for (level, harm, counted) in [
+            (Level::Must, Harm::Cosmetic, 1),
+            (Level::Should, Harm::Misleads, 0),
+            (Level::Quality, Harm::Cosmetic, 0),
+            (Level::Quality, Harm::Leak, 1),
+            (Level::Quality, Harm::Address, 1),
+        ] {
+            report.checks[1].level = level;
+            report.checks[1].harm = harm;
+            let junit = junit(std::slice::from_ref(&report), GATE);
             assert_eq!(junit.matches("<failure").count(), counted, "{junit}");
-            assert_eq!(junit.matches("<skipped").count(), 3 - counted, "{junit}");
             let totals = format!("failures=\"{counted}\" skipped=\"{}\"", 3 - counted);
             assert!(junit.contains(&totals), "{junit}");
         }

@@ -82,8 +82,7 @@ fn remedy(is_root: bool) -> &'static str {
 }
 
 /// Takes note of the children of this thread that have ended. Orphans come to the first thread of
-/// the first process. It looks first: the kernel gives it also the stops of those that another
-/// thread traces, which then waits for them for ever.
+/// the first process.
 pub fn reap() {
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::__WNOTHREAD;
     while let Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..)) =
@@ -162,11 +161,10 @@ impl Inhabitants {
         }
     }
 
-    /// Ends them all but `spared`, also those that they start meanwhile, and whoever the thread
-    /// `tracer` traces, wherever that is.
-    pub fn end(&self, spared: Option<Pid>, tracer: Option<Pid>) {
+    /// Ends them all, also those that they start meanwhile.
+    pub fn end(&self) {
         for _ in 0..500 {
-            if !self.end_once(spared, tracer) {
+            if !self.end_once() {
                 return;
             }
             std::thread::sleep(Duration::from_millis(4));
@@ -174,37 +172,22 @@ impl Inhabitants {
     }
 
     /// Was there any?
-    fn end_once(&self, spared: Option<Pid>, tracer: Option<Pid>) -> bool {
+    fn end_once(&self) -> bool {
         let mut found = false;
-        let is_traced = |process: Pid| {
-            let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-            let of = status
-                .lines()
-                .find_map(|line| line.strip_prefix("TracerPid:"));
-            tracer.is_some()
-                && of.and_then(|of| of.trim().parse().ok()).map(Pid::from_raw) == tracer
-        };
         let names = fs::read_dir("/proc").into_iter().flatten().flatten();
         for process in names
             .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
             .map(Pid::from_raw)
         {
             let is_in = |[mount, net]: [u64; 2]| mount == self.0[0] || net == self.0[1];
-            let is_kept = process == Pid::this() || Some(process) == spared;
-            if !is_kept
-                && spaces(&process.to_string()).is_some_and(|own| is_in(own) || is_traced(process))
-            {
+            let is_inhabitant = spaces(&process.to_string()).is_some_and(is_in);
+            if is_inhabitant && process != Pid::this() {
                 found = true;
                 let _ = kill(process, Signal::SIGKILL);
             }
         }
         found
     }
-}
-
-/// Has this process not ended?
-pub fn is_running(process: Pid) -> bool {
-    spaces(&process.to_string()).is_some()
 }
 
 /// The mount and the network namespace of a process; of one that has ended there are none.

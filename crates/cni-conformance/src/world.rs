@@ -6,64 +6,20 @@ use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use crate::beside::Beside;
-use crate::call::{Call, Collected, Hung, Ran, Running, process_of, quoted, waits};
+use crate::call::{Call, Ran, Running};
 use crate::description::{Description, Kind};
+use crate::ensure;
+use crate::look::{difference, firewall, ip, matches, of_namespace, settled};
 use crate::replay::{Replay, Step};
 use crate::sandbox::{self, DIR, Inhabitants};
-use crate::tracer::{self, Ended, Victim, WAITING};
-
-/// Why a check ended before its end.
-#[derive(Clone, Debug)]
-pub enum Stop {
-    /// The plugin does not do what is asked; what was seen.
-    Fails(String),
-    /// A call did not end. On a busy machine, that says nothing unless it happens again.
-    Hung(String),
-    /// It cannot be asked; why.
-    LeftOut(String),
-    /// The plugin, or what runs beside it, cannot be executed, or a line of its description fails.
-    Unusable(String),
-}
-
-/// Ends a check if what is asked does not hold. In a script that replays it, a condition of bash
-/// says the same.
-#[macro_export]
-macro_rules! ensure {
-    ($world:expr, $holds:expr, $shell:expr, $($seen:tt)+) => {
-        if !$holds {
-            return Err($world.fails_by($shell, format!($($seen)+)));
-        }
-    };
-}
-
-/// What is the same for all checks of a plugin.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// The plugin.
-    pub description: Description,
-    /// Its executable.
-    pub program: PathBuf,
-    /// CNI_PATH.
-    pub path: Vec<PathBuf>,
-    /// How long a call may take.
-    pub limit: Duration,
-    /// How many system calls of a sweep are tried; all of them without a number.
-    pub sample: Option<usize>,
-    /// Are firewall rules compared? [`firewall`] must work here.
-    pub sees_firewall: bool,
-    /// Did the plainest ADD change anything that the suite sees, on the host or in the pod? If not,
-    /// nothing can be left or be missing.
-    pub changes: bool,
-    /// Did its DEL succeed?
-    pub dels: bool,
-}
+use crate::settings::{Settings, Stop};
+use crate::value::{SHOWN, answer, cut, map_texts, quoted, result_of, with};
 
 /// An attachment of a pod to the network, which need not have been made.
 #[derive(Clone, Debug)]
@@ -122,25 +78,11 @@ pub struct World<'s> {
     is_furnished: Cell<bool>,
     path: RefCell<Vec<PathBuf>>,
     attachments: RefCell<BTreeMap<usize, Attachment>>,
-    baseline: RefCell<Value>,
+    deadline: Instant,
 }
 
 /// The name of the host among the pods.
 const HOST: &str = "host";
-
-/// How a traced call ended.
-#[derive(Debug)]
-pub struct Traced {
-    /// Exit status; 128 + the signal if one ended it.
-    pub status: i32,
-    /// How many system calls there were that can be swept: of the process that was started, and of
-    /// those that it started.
-    pub calls: [usize; 2],
-    /// The name of who was killed.
-    pub killed: Option<String>,
-    /// What it printed.
-    pub stdout: String,
-}
 
 fn left_out(reason: String) -> Stop {
     Stop::LeftOut(reason)
@@ -179,7 +121,7 @@ impl<'s> World<'s> {
                 is_furnished: Cell::new(false),
                 path: RefCell::new(settings.path.clone()),
                 attachments: RefCell::default(),
-                baseline: RefCell::default(),
+                deadline: Instant::now() + settings.check_limit,
             };
             let verdict = world.host("link set lo up").and_then(|_| check(&world));
             // What is seen without it says nothing of the plugin.
@@ -550,9 +492,7 @@ impl<'s> World<'s> {
             return Err(left_out(format!("its DEL fails: {}", ran.told())));
         }
         // Its pod stays: the kernel removes what is in it whenever it comes to it.
-        let state = self.state()?;
-        self.baseline.replace(state.clone());
-        Ok(state)
+        self.state()
     }
 
     /// Attachment 0 of a plugin whose ADD and DEL work at all, also a second time: left out if not.
@@ -573,11 +513,6 @@ impl<'s> World<'s> {
         }
         let number = 20 + self.attachments.borrow().len();
         self.attachment(number)
-    }
-
-    /// What [`World::baseline`] returned.
-    pub fn kept_baseline(&self) -> Value {
-        self.baseline.borrow().clone()
     }
 
     /// What must be as it was when everything was given back: links, addresses, routes, rules and
@@ -771,6 +706,7 @@ impl<'s> World<'s> {
 
     /// Makes calls at the same time: none has all of its configuration before all were started.
     pub fn at_once(&self, calls: &[Call]) -> Result<Vec<Ran>, Stop> {
+        let limit = self.call_limit()?;
         let first = self.calls.replace(self.calls.get() + calls.len());
         let numbered = calls
             .iter()
@@ -790,16 +726,14 @@ impl<'s> World<'s> {
                 })?,
             );
         }
-        let limit = self.settings.limit;
-        let hung = |Hung(waits)| self.hung(&waits);
         // Many plugins begin when they have read stdin to its end.
         running.iter_mut().for_each(Running::end_input);
         // All of them are waited for: none may outlive the check.
-        let ended: Vec<_> = running
-            .into_iter()
-            .map(|one| one.wait(limit).map_err(hung))
-            .collect();
-        let ended: Vec<Ran> = ended.into_iter().collect::<Result<_, _>>()?;
+        let ended: Vec<Option<Ran>> = running.into_iter().map(|one| one.wait(limit)).collect();
+        let ended: Option<Vec<Ran>> = ended.into_iter().collect();
+        let Some(ended) = ended else {
+            return Err(self.hung(limit));
+        };
         let answers = ended
             .iter()
             .enumerate()
@@ -814,17 +748,28 @@ impl<'s> World<'s> {
         Ok(ended)
     }
 
-    fn hung(&self, waits: &str) -> Stop {
-        "returned".clone_into(&mut self.replay.borrow_mut().holds);
-        let more = if waits.is_empty() {
-            String::new()
-        } else {
-            format!(": {waits}")
-        };
-        Stop::Hung(format!(
-            "the call did not end within {} s{more}",
-            self.settings.limit.as_secs()
+    /// How long the next call may take.
+    fn call_limit(&self) -> Result<Duration, Stop> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(self.too_long());
+        }
+        Ok(left.min(self.settings.limit))
+    }
+
+    fn too_long(&self) -> Stop {
+        left_out(format!(
+            "the check takes longer than {} s: --check-limit allows more",
+            self.settings.check_limit.as_secs()
         ))
+    }
+
+    fn hung(&self, limit: Duration) -> Stop {
+        if limit < self.settings.limit {
+            return self.too_long();
+        }
+        "returned".clone_into(&mut self.replay.borrow_mut().holds);
+        Stop::Hung(format!("the call did not end within {} s", limit.as_secs()))
     }
 
     /// The one JSON object on stdout of a call.
@@ -958,413 +903,11 @@ impl<'s> World<'s> {
         }
         answer(&result_of(&result, self.description().newest()))
     }
-
-    /// Makes a call and kills the victim, if it names one.
-    pub fn traced(&self, call: &Call, victim: Option<Victim>) -> Result<Traced, Stop> {
-        let failed = |error: std::io::Error| left_out(format!("cannot trace: {error}"));
-        let conf = call.bytes().unwrap_or_default();
-        self.replay
-            .borrow_mut()
-            .steps
-            .push(Step::Traced(call.clone()));
-        let command = call
-            .command(&WAITING)
-            .and_then(|mut command| command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn());
-        let mut child = command.map_err(failed)?;
-        // It waits to be traced, and reads nothing before.
-        let stdin = child.stdin.take();
-        std::thread::spawn(move || stdin.map(|mut stdin| stdin.write_all(&conf)));
-        let printed = child.stdout.take().map(Collected::of);
-        let first = process_of(&child);
-        // One that hangs is ended, with all that it started.
-        let (over, is_over) = channel::<()>();
-        let (limit, inhabitants) = (self.settings.limit, self.inhabitants.clone());
-        let beside = self.beside.borrow().as_ref().map(Beside::process);
-        let tracer = nix::unistd::gettid();
-        let watcher = std::thread::spawn(move || {
-            let is_late = is_over.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
-            // What it left running is none of it.
-            let hung = (is_late && sandbox::is_running(first)).then(|| waits(first));
-            if is_late {
-                inhabitants.end(beside, Some(tracer));
-            }
-            hung
-        });
-        let ended = tracer::follow(first, victim);
-        // It must not meet the next call.
-        drop(over);
-        if let Ok(Some(waits)) = watcher.join() {
-            return Err(self.hung(&waits));
-        }
-        let Ended {
-            status,
-            calls,
-            killed,
-        } = ended.map_err(|errno| failed(errno.into()))?;
-        let mut stdout = Vec::new();
-        if let Some(printed) = printed {
-            printed.take(&mut stdout, Instant::now() + Duration::from_secs(2));
-        }
-        Ok(Traced {
-            status,
-            calls,
-            killed,
-            stdout: cut(&String::from_utf8_lossy(&stdout), SHOWN),
-        })
-    }
 }
 
 impl Drop for World<'_> {
     /// What a plugin left running does not outlive the check, nor what ran beside it.
     fn drop(&mut self) {
-        self.inhabitants.end(None, None);
-    }
-}
-
-/// Runs ip(8).
-pub fn ip(arguments: &str) -> Result<String, String> {
-    ip_with(arguments, "")
-}
-
-/// Runs ip(8) with a text on stdin.
-fn ip_with(arguments: &str, text: &str) -> Result<String, String> {
-    let told = |error: std::io::Error| format!("ip {arguments}: {error}");
-    let mut command = Command::new("ip");
-    command.args(arguments.split_whitespace());
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(told)?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // One that does not read has ended, and says why.
-        let _ = stdin.write_all(text.as_bytes());
-    }
-    let output = child.wait_with_output().map_err(told)?;
-    if !output.status.success() {
-        let text = String::from_utf8_lossy(&output.stderr)
-            .trim()
-            .replace('\n', " ");
-        return Err(format!("this machine refuses ip {arguments}: {text}"));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// The rules of nftables of this thread's namespace, each behind its table and chain; iptables-nft
-/// writes there, too.
-pub fn firewall() -> Result<Vec<String>, String> {
-    let told = |error: &dyn std::fmt::Display| format!("nft list ruleset: {error}");
-    let output = Command::new("nft")
-        .args(["-s", "list", "ruleset"])
-        .output()
-        .map_err(|error| told(&error))?;
-    if !output.status.success() {
-        return Err(told(&String::from_utf8_lossy(&output.stderr).trim()));
-    }
-    let mut within: Vec<&str> = Vec::new();
-    let mut rules = Vec::new();
-    let text = String::from_utf8_lossy(&output.stdout);
-    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        if line == "}" {
-            within.pop();
-            continue;
-        }
-        let name = line.trim_end_matches(" {");
-        rules.push([&within[..], &[name]].concat().join(": "));
-        if name != line {
-            within.push(name);
-        }
-    }
-    // The order of tables is that in which they were made.
-    rules.sort();
-    Ok(rules)
-}
-
-/// What a namespace has: links with their addresses, routes, rules.
-fn of_namespace(select: &str, stays: &[String]) -> Result<Value, Stop> {
-    // Each process costs more than what it finds out.
-    let see = |family: &str, what: &str| -> Result<Vec<Value>, Stop> {
-        let arguments = format!("{family} -json -details {select} -batch -");
-        let text = ip_with(&arguments, what).map_err(left_out)?;
-        let values = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
-        let values: Vec<_> = values.filter_map(Result::ok).collect();
-        match values.len() {
-            3 => Ok(values),
-            count => Err(left_out(format!(
-                "ip {arguments} printed {count} lists for 3 commands"
-            ))),
-        }
-    };
-    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    let four = see("", "addr show\nroute show table all\nrule show\n")?;
-    let six = see(
-        "-6",
-        "route show table all proto static\nroute show table all proto boot\nrule show\n",
-    )?;
-    let mut links = BTreeMap::new();
-    for link in list(&four[0]) {
-        let name = link["ifname"].as_str().unwrap_or_default().to_owned();
-        if stays.iter().any(|pattern| matches(pattern, &name)) {
-            continue;
-        }
-        let mut altnames: Vec<_> = list(&link["altnames"])
-            .iter()
-            .map(Value::to_string)
-            .collect();
-        altnames.sort();
-        // The kernel gives and takes IPv6's link-local address by itself.
-        let addresses = list(&link["addr_info"])
-            .into_iter()
-            .filter(|one| one["scope"] != "link" || one["family"] == "inet");
-        let addresses: Vec<_> = addresses
-            .map(|one| {
-                format!(
-                    "{}/{}",
-                    one["local"].as_str().unwrap_or_default(),
-                    one["prefixlen"]
-                )
-            })
-            .collect();
-        let is_up = list(&link["flags"]).iter().any(|flag| flag == "UP");
-        let what = json!({
-            "mtu": link["mtu"], "mac": link["address"], "altnames": altnames, "up": is_up, "addresses": addresses,
-            "kind": link["linkinfo"]["info_kind"], "promisc": link["promiscuity"], "allmulti": link["allmulti"],
-        });
-        links.insert(name, what);
-    }
-    let mut routes = Vec::new();
-    for routes_of in [&four[1], &six[0], &six[1]] {
-        for route in list(routes_of) {
-            let of = |key: &str| {
-                route[key]
-                    .as_str()
-                    .map_or_else(|| route[key].to_string(), str::to_owned)
-            };
-            // With the addresses, the kernel makes those of IPv6 when it comes to it.
-            let is_of_kernel = of("dst").contains(':') && of("protocol") == "kernel";
-            if !is_of_kernel && !stays.iter().any(|pattern| matches(pattern, &of("dev"))) {
-                let keys = [
-                    "dst", "gateway", "dev", "table", "type", "metric", "prefsrc",
-                ];
-                routes.push(
-                    keys.map(of)
-                        .iter()
-                        .filter(|text| *text != "null")
-                        .cloned()
-                        .collect::<Vec<_>>()
-                        .join(" "),
-                );
-            }
-        }
-    }
-    routes.sort();
-    let rules = |value: &Value| list(value).iter().map(Value::to_string).collect::<Vec<_>>();
-    Ok(json!({"links": links, "routes": routes, "rules": [rules(&four[2]), rules(&six[2])]}))
-}
-
-/// What two looks in succession see.
-fn settled(look: impl Fn() -> Result<Value, Stop>) -> Result<Value, Stop> {
-    let mut seen = look()?;
-    for _ in 0..100 {
-        let again = look()?;
-        if again == seen {
-            return Ok(seen);
-        }
-        seen = again;
-    }
-    Err(left_out(
-        "the links of this machine do not come to rest".to_owned(),
-    ))
-}
-
-/// Is `text` what the pattern says: a name, or a beginning and `*`? A name is also that of a file
-/// in any directory.
-fn matches(pattern: &str, text: &str) -> bool {
-    let pattern = pattern.replace("{DIR}", DIR);
-    match pattern.strip_suffix('*') {
-        Some(begin) => text.starts_with(begin),
-        None => text == pattern || text.rsplit('/').next() == Some(&pattern),
-    }
-}
-
-/// The first difference, in words.
-pub fn difference(before: &Value, after: &Value) -> Option<String> {
-    if before == after {
-        return None;
-    }
-    let (Some(old), Some(new)) = (before.as_object(), after.as_object()) else {
-        if let (Some(old), Some(new)) = (before.as_array(), after.as_array()) {
-            let gone = old
-                .iter()
-                .find(|one| !new.contains(one))
-                .map(|one| format!("{one} is gone"));
-            let added = || {
-                new.iter()
-                    .find(|one| !old.contains(one))
-                    .map(|one| format!("{one} is new"))
-            };
-            // Some of them are there more often, or in another order.
-            return gone
-                .or_else(added)
-                .or_else(|| Some(format!("are {after}, and were {before}")));
-        }
-        return Some(format!("is {after}, and was {before}"));
-    };
-    for key in old.keys().chain(new.keys()) {
-        let text = match (old.get(key), new.get(key)) {
-            (Some(_), None) => Some("is gone".to_owned()),
-            (None, Some(_)) => Some("is new".to_owned()),
-            (Some(old), Some(new)) => difference(old, new),
-            (None, None) => None,
-        };
-        if let Some(text) = text {
-            return Some(format!("{key} {text}"));
-        }
-    }
-    None
-}
-
-/// `value` with `text` made of each of its texts.
-fn map_texts(value: &Value, text: &dyn Fn(&str) -> String) -> Value {
-    match value {
-        Value::String(one) => Value::String(text(one)),
-        Value::Array(list) => list.iter().map(|one| map_texts(one, text)).collect(),
-        Value::Object(map) => map
-            .iter()
-            .map(|(key, one)| (text(key), map_texts(one, text)))
-            .collect(),
-        other => other.clone(),
-    }
-}
-
-/// `conf` with a key set.
-pub fn with(conf: &Value, key: &str, value: Value) -> Value {
-    let mut conf = conf.clone();
-    conf[key] = value;
-    conf
-}
-
-/// What a stand-in does that answers ADD with this result, and is silent else.
-pub fn answer(result: &Value) -> String {
-    format!(
-        "[ $CNI_COMMAND = ADD ] && echo {}; exit 0",
-        quoted(&result.to_string())
-    )
-}
-
-/// A result of interfaces, addresses and routes in the form of `version`.
-pub fn result_of(result: &Value, version: &str) -> Value {
-    let empty = Vec::new();
-    let list = |key: &str| result[key].as_array().unwrap_or(&empty);
-    let family = |one: &Value, key: &str| {
-        if one[key].as_str().is_some_and(|text| text.contains(':')) {
-            "6"
-        } else {
-            "4"
-        }
-    };
-    let mut made = json!({"cniVersion": version});
-    if ["0.1.0", "0.2.0"].contains(&version) {
-        for (key, wanted) in [("ip4", "4"), ("ip6", "6")] {
-            let first = list("ips")
-                .iter()
-                .find(|one| family(one, "address") == wanted);
-            if let Some(first) = first {
-                let routes: Vec<_> = list("routes")
-                    .iter()
-                    .filter(|route| family(route, "dst") == wanted)
-                    .collect();
-                made[key] =
-                    json!({"ip": first["address"], "gateway": first["gateway"], "routes": routes});
-            }
-        }
-        return made;
-    }
-    for key in ["interfaces", "routes", "dns"] {
-        if !result[key].is_null() {
-            made[key] = result[key].clone();
-        }
-    }
-    let is_old = version < "1";
-    made["ips"] = list("ips")
-        .iter()
-        .map(|one| {
-            if is_old {
-                with(one, "version", json!(family(one, "address")))
-            } else {
-                one.clone()
-            }
-        })
-        .collect();
-    made
-}
-
-/// How many characters of what a plugin prints are shown.
-pub const SHOWN: usize = 400;
-
-/// The first characters of a text.
-pub fn cut(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        Some((at, _)) => format!("{}…", &text[..at]),
-        None => text.to_owned(),
-    }
-}
-
-/// `text` without characters that a terminal takes for orders.
-pub fn plain(text: &str) -> String {
-    text.chars()
-        .map(|c| {
-            if c.is_control() && c != '\n' && c != '\t' {
-                '\u{fffd}'
-            } else {
-                c
-            }
-        })
-        .collect()
-}
-
-impl Ran {
-    /// How it ended, in words: with what it printed, and with what it logged.
-    pub fn told(&self) -> String {
-        let line = |text: &str| {
-            plain(&cut(
-                &text.split_whitespace().collect::<Vec<_>>().join(" "),
-                SHOWN,
-            ))
-        };
-        let (stdout, stderr) = (line(&self.stdout), line(&self.stderr));
-        let mut text = format!("exit status {}", self.status);
-        if !stdout.is_empty() {
-            text.push_str(&format!(", {stdout}"));
-        }
-        if !stderr.is_empty() {
-            text.push_str(&format!(", stderr: {stderr}"));
-        }
-        text
-    }
-
-    /// The one JSON object on stdout.
-    pub fn result(&self) -> Result<Value, String> {
-        match serde_json::from_str::<Value>(&self.stdout) {
-            Ok(value) if value.is_object() => Ok(value),
-            _ => Err(format!(
-                "stdout is not one JSON object: {:?}",
-                cut(&self.stdout, SHOWN)
-            )),
-        }
-    }
-
-    /// The error object.
-    pub fn error(&self) -> Result<Value, String> {
-        let error = self.result()?;
-        let is_text = |key: &str| error[key].is_string();
-        // 0.4.0 has a table with negative ones.
-        if !(error["code"].is_u64() || error["code"].is_i64())
-            || !is_text("msg")
-            || !(is_text("details") || error.get("details").is_none())
-        {
-            return Err(format!("not an error object (code, msg, details): {error}"));
-        }
-        Ok(error)
+        self.inhabitants.end();
     }
 }

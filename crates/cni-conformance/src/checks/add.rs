@@ -2,12 +2,14 @@
 
 use serde_json::{Value, json};
 
-use super::{Basis, Check, extra, must, quality, should, spec};
-use crate::call::quoted;
+use crate::check::{Basis, Check, Harm, extra, must, quality, should, spec};
 use crate::description::Kind;
 use crate::ensure;
+use crate::look::difference;
 use crate::replay::answer;
-use crate::world::{Attachment, Stop, World, difference, with};
+use crate::settings::Stop;
+use crate::value::{quoted, with};
+use crate::world::{Attachment, World};
 
 /// What a failed ADD leaves.
 const OF_FAILURES: &str = "the specification leaves this to the following DEL. If none comes, somebody has to search for the device";
@@ -29,7 +31,8 @@ pub const CHECKS: &[Check] = &[
             "A CNI plugin, upon receiving an `ADD` command, should either … create the interface defined by `CNI_IFNAME` inside the container at `CNI_NETNS`, or",
         )],
         interface_is_made,
-    ),
+    )
+    .harm(Harm::Pod),
     spec(
         "interface_has_its_name",
         "an interface that ADD creates in the pod is named exactly CNI_IFNAME, or ADD fails",
@@ -46,37 +49,43 @@ pub const CHECKS: &[Check] = &[
             ),
         ],
         interface_has_its_name,
-    ),
+    )
+    .harm(Harm::Misleads),
     spec(
         "taken_name_is_refused",
         "if the pod already has an interface of that name, ADD fails",
         NAME_IS_TAKEN,
         taken_name_is_refused,
-    ),
+    )
+    .harm(Harm::Misleads),
     extra(
         "taken_name_changes_nothing",
         "if ADD fails because the name is taken, host and pod are as before, and the host also after DEL",
         OF_FAILURES,
         taken_name_changes_nothing,
-    ),
+    )
+    .harm(Harm::Leak),
     spec(
         "second_add_is_refused",
         "a second ADD without a DEL fails, because the interface exists",
         NAME_IS_TAKEN,
         second_add_is_refused,
-    ),
+    )
+    .harm(Harm::Misleads),
     extra(
         "second_add_changes_nothing",
         "after a second ADD without a DEL, host and pod are as before, and DEL succeeds",
         OF_FAILURES,
         second_add_changes_nothing,
-    ),
+    )
+    .harm(Harm::Leak),
     quality(
         "second_lease_is_refused",
         "a second ADD with the same container and interface gets no second address",
         "a runtime \"should not call `ADD` twice\"; one that lost its state does",
         second_lease_is_refused,
-    ),
+    )
+    .harm(Harm::Address),
     spec(
         "previous_result_is_kept",
         "the result contains the interfaces, addresses, routes and DNS of prevResult, with each address on its interface",
@@ -89,6 +98,7 @@ pub const CHECKS: &[Check] = &[
         ],
         previous_result_is_kept,
     )
+    .harm(Harm::Misleads)
     .but("a plugin that takes out on purpose what another one added modifies it \"appropriately\": its description lists this check under `known`"),
     extra(
         "host_is_not_changed",
@@ -112,7 +122,8 @@ pub const CHECKS: &[Check] = &[
             ),
         ],
         life_leaves_nothing,
-    ),
+    )
+    .harm(Harm::Leak),
     extra(
         "first_life_leaves_nothing",
         "after a host's first ADD and its DEL, the host is as it was before, except for what the description says stays",
@@ -141,7 +152,8 @@ pub const CHECKS: &[Check] = &[
         "runtimeConfig.mac is applied or refused",
         "capabilities are conventions",
         requested_mac_is_set,
-    ),
+    )
+    .harm(Harm::Misleads),
     spec(
         "dns_of_configuration_is_returned",
         "if the configuration's dns changes the result's dns at all, the result contains it",
@@ -151,7 +163,8 @@ pub const CHECKS: &[Check] = &[
             "Plugins that consume any of these configuration keys should respect their intended semantics.",
         )],
         dns_of_configuration_is_returned,
-    ),
+    )
+    .harm(Harm::Misleads),
     extra(
         "no_default_route_is_added",
         "no default route is added unless requested",

@@ -2,11 +2,13 @@
 
 use serde_json::{Value, json};
 
-use super::{Check, extra, must, quality, should, spec};
 use crate::call::Call;
+use crate::check::{Check, Harm, extra, must, quality, should, spec};
 use crate::description::Kind;
 use crate::ensure;
-use crate::world::{Attachment, Stop, World, with};
+use crate::settings::Stop;
+use crate::value::with;
+use crate::world::{Attachment, World};
 
 /// The heading of the specification.
 const CHECK: &str = "check-check-containers-networking-is-as-expected";
@@ -28,13 +30,15 @@ pub const CHECKS: &[Check] = &[
             ),
         ],
         check_after_add,
-    ),
+    )
+    .harm(Harm::Misleads),
     quality(
         "check_needs_a_previous_result",
         "CHECK without prevResult is an error",
         "\"The plugin must consult the `prevResult`\" may mean that it is required. \"A runtime must include a `prevResult` field\" may mean that a plugin need not check",
         check_needs_a_previous_result,
-    ),
+    )
+    .harm(Harm::Misleads),
     spec(
         "check_misses_the_interface",
         "CHECK fails when the interface in the result is gone",
@@ -51,7 +55,8 @@ pub const CHECKS: &[Check] = &[
             ),
         ],
         check_misses_the_interface,
-    ),
+    )
+    .harm(Harm::Misleads),
     spec(
         "check_misses_the_address",
         "CHECK fails when an address in the result is gone",
@@ -68,7 +73,8 @@ pub const CHECKS: &[Check] = &[
             ),
         ],
         check_misses_the_address,
-    ),
+    )
+    .harm(Harm::Misleads),
     spec(
         "check_misses_a_route",
         "CHECK fails when a route in the result is gone",
@@ -85,31 +91,36 @@ pub const CHECKS: &[Check] = &[
             ),
         ],
         check_misses_a_route,
-    ),
+    )
+    .harm(Harm::Misleads),
     quality(
         "check_sees_another_mac",
         "CHECK fails when the interface's MAC differs from the result",
         "a different MAC can be an \"invalid state\", or one of the \"networking resources\" that a later plugin in the chain may change, as tuning does",
         check_sees_another_mac,
-    ),
+    )
+    .harm(Harm::Misleads),
     quality(
         "check_sees_another_mtu",
         "CHECK fails when the interface's MTU has changed",
         "a pod with a different MTU loses packets, but a later plugin in the chain may have changed it",
         check_sees_another_mtu,
-    ),
+    )
+    .harm(Harm::Misleads),
     quality(
         "check_sees_that_it_is_down",
         "CHECK fails when the interface is down",
         "it can be an \"invalid state\", or the work of a later plugin in the chain",
         check_sees_that_it_is_down,
-    ),
+    )
+    .harm(Harm::Misleads),
     quality(
         "check_after_del",
         "CHECK fails after DEL",
         "\"The plugin should return an error if other resources … are missing\"; but \"A runtime must not call `CHECK` for a container that has … been `DEL`eted\"",
         check_after_del,
-    ),
+    )
+    .harm(Harm::Misleads),
     spec(
         "check_allows_more",
         "CHECK accepts what later plugins may add: addresses, routes, rules",
@@ -126,7 +137,15 @@ pub const CHECKS: &[Check] = &[
             ),
         ],
         check_allows_more,
-    ),
+    )
+    .harm(Harm::Misleads),
+    quality(
+        "check_finds_a_moved_route",
+        "CHECK succeeds when another plugin moved a route to another table",
+        "a plugin \"must allow for a later chained plugin to have modified networking resources, e.g. routes\", as sbr does, and \"should return an error if a resource … is missing\"",
+        check_finds_a_moved_route,
+    )
+    .harm(Harm::Misleads),
     extra(
         "check_changes_nothing",
         "CHECK changes nothing",
@@ -138,7 +157,8 @@ pub const CHECKS: &[Check] = &[
         "CHECK succeeds when CNI_NETNS is another path to the same namespace",
         "a runtime must not do this, but containerd and CRI-O do",
         check_takes_another_path,
-    ),
+    )
+    .harm(Harm::Misleads),
 ];
 
 fn begun(world: &World<'_>) -> Result<(Attachment, Value, Call), Stop> {
@@ -229,6 +249,41 @@ fn check_misses_a_route(world: &World<'_>) -> Result<(), Stop> {
         .map_or("main".to_owned(), |table| table.to_string());
     world.in_pod(&one, &format!("route del {route} table {table}"))?;
     fails(world, &call, "CHECK without the route")
+}
+
+/// As sbr behind the plugin does.
+fn check_finds_a_moved_route(world: &World<'_>) -> Result<(), Stop> {
+    world.only(&[Kind::Main])?;
+    let (one, result, call) = working(world)?;
+    let routes = result["routes"].as_array().into_iter().flatten();
+    let mut of_main = routes.filter(|route| route["table"].is_null());
+    let Some(dst) = of_main.find_map(|route| route["dst"].as_str()) else {
+        return Err(Stop::LeftOut(
+            "the result has no route of the main table".to_owned(),
+        ));
+    };
+    let family = if dst.contains(':') { "-6" } else { "-4" };
+    let ifname = &one.ifname;
+    let shown = one.shown(
+        &format!("{family} -json"),
+        &format!("route show {dst} dev {ifname}"),
+    )?;
+    let shown: Value = serde_json::from_str(&shown).unwrap_or_default();
+    if !shown[0].is_object() {
+        return Err(Stop::LeftOut(format!(
+            "the route to {dst} does not lead through {ifname}"
+        )));
+    }
+    let via = match shown[0]["gateway"].as_str() {
+        Some(gateway) => format!(" via {gateway}"),
+        None => String::new(),
+    };
+    world.in_pod(&one, &format!("route del {dst} dev {ifname}"))?;
+    world.in_pod(
+        &one,
+        &format!("route add {dst}{via} dev {ifname} table 188"),
+    )?;
+    world.ok(&call).map(drop)
 }
 
 fn damaged(world: &World<'_>, commands: &[&str], what: &str) -> Result<(), Stop> {

@@ -4,12 +4,14 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{Check, ends, extra, must, quality, should, spec};
+use crate::check::{Check, Harm, ends, extra, must, quality, should, spec};
 use crate::description::VERBS;
 use crate::ensure;
 use crate::replay::answer;
 use crate::sandbox::DIR;
-use crate::world::{Stop, World, with};
+use crate::settings::Stop;
+use crate::value::with;
+use crate::world::World;
 
 /// Why a plugin is asked to refuse what a runtime must not send.
 const OF_RUNTIMES: &str = "the specification defines the configuration and the code of errors about it, but obliges no plugin to check. Plugins built on libcni's skel do";
@@ -83,7 +85,8 @@ pub const CHECKS: &[Check] = &[
             ),
         ],
         versions_are_served,
-    ),
+    )
+    .harm(Harm::Misleads),
     quality(
         "verbs_need_their_version",
         "CHECK below 0.4.0, GC and STATUS below 1.1.0 are error 1",
@@ -546,7 +549,7 @@ fn del_takes_another_configuration(world: &World<'_>) -> Result<(), Stop> {
             value.clone(),
         );
         if key == "cniVersion" {
-            conf["prevResult"] = crate::world::result_of(&result, "0.4.0");
+            conf["prevResult"] = crate::value::result_of(&result, "0.4.0");
         }
         // Whether null is absent is a check of its own.
         if let Some(map) = conf.as_object_mut() {

@@ -2,11 +2,14 @@
 
 use serde_json::{Value, json};
 
-use super::{Basis, Check, ends, extra, must, quality, should, spec};
 use crate::call::Call;
+use crate::check::{Basis, Check, Harm, ends, extra, must, quality, should, spec};
 use crate::description::Kind;
 use crate::ensure;
-use crate::world::{Attachment, Stop, World, difference, with};
+use crate::look::difference;
+use crate::settings::Stop;
+use crate::value::with;
+use crate::world::{Attachment, World};
 
 /// The heading of the specification.
 const DEL: &str = "del-remove-container-from-network-or-un-apply-modifications";
@@ -119,19 +122,26 @@ const BY_KEY: &[Basis] = &[
     ends("1.0.0"),
 ];
 
+/// Why DEL works without one.
+const NO_CACHE: &str = "since 1.0.0 the runtime has to send it, but one that lost its cache cannot. The text of the tag binds; SPEC.md of main, which still calls itself 1.1.0, has moved here";
+/// Why DEL takes any previous result.
+const NO_BETTER_RESULT: &str = "no later DEL would have a better one";
+
 pub const CHECKS: &[Check] = &[
     spec(
         "del_after_add",
         "DEL of an unchanged attachment succeeds",
         COMPLETES,
         del_after_add,
-    ),
+    )
+    .harm(Harm::Leak),
     spec(
         "del_of_one_of_two_interfaces",
         "DEL succeeds for one of a pod's two interfaces on the same network, and then for the other",
         COMPLETES,
         del_of_one_of_two_interfaces,
     )
+    .harm(Harm::Leak)
     .with_attachments(2),
     spec(
         "del_without_netns",
@@ -142,7 +152,8 @@ pub const CHECKS: &[Check] = &[
                 "When `CNI_NETNS` and/or `prevResult` are not provided, the plugin should clean up as many resources as possible (e.g. releasing IPAM allocations) and return a successful response.",
             ), should("1.0.0", DEL, "Plugins should generally complete a `DEL` action without error even if some resources are missing.")],
         del_without_netns,
-    ).but("without a namespace it is unknown whether the interface is missing, so the \"must\" about repeated DELs does not apply"),
+    )
+    .harm(Harm::Leak).but("without a namespace it is unknown whether the interface is missing, so the \"must\" about repeated DELs does not apply"),
     spec(
         "del_without_netns_releases",
         "DEL without CNI_NETNS releases what the plugin has on file",
@@ -156,25 +167,29 @@ pub const CHECKS: &[Check] = &[
                 "an IPAM plugin should generally release an IP allocation and return success even if the container network namespace no longer exists",
             )],
         del_without_netns_releases,
-    ),
+    )
+    .harm(Harm::Leak),
     spec(
         "del_after_netns_is_gone",
         "DEL of a plugin other than an IPAM plugin succeeds when the namespace is gone",
         MISSING,
         del_after_netns_is_gone,
-    ),
+    )
+    .harm(Harm::Leak),
     spec(
         "ipam_del_after_netns_is_gone",
         "DEL of an IPAM plugin succeeds when the namespace is gone",
         RELEASES,
         ipam_del_after_netns_is_gone,
-    ).but("\"unless that network namespace is critical for IPAM management\""),
+    )
+    .harm(Harm::Leak).but("\"unless that network namespace is critical for IPAM management\""),
     spec(
         "del_after_netns_is_gone_releases",
         "when the namespace is gone, DEL releases what the plugin has on file",
         RELEASES,
         del_after_netns_is_gone_releases,
-    ),
+    )
+    .harm(Harm::Leak),
     quality(
         "del_of_no_netns",
         "DEL succeeds when CNI_NETNS is a file but not a namespace",
@@ -186,31 +201,36 @@ pub const CHECKS: &[Check] = &[
         "DEL succeeds when the interface is gone",
         MISSING,
         del_after_interface_is_gone,
-    ),
+    )
+    .harm(Harm::Leak),
     spec(
         "del_after_interface_is_gone_releases",
         "when the interface is gone, DEL releases what the plugin has on file",
         DELETES,
         del_after_interface_is_gone_releases,
-    ),
+    )
+    .harm(Harm::Leak),
     spec(
         "del_after_device_is_gone",
         "DEL succeeds when the device, and with it the interface, was unplugged",
         MISSING,
         del_after_device_is_gone,
-    ),
+    )
+    .harm(Harm::Leak),
     spec(
         "del_after_device_is_gone_releases",
         "when the device was unplugged, DEL releases what the plugin has on file",
         DELETES,
         del_after_device_is_gone_releases,
-    ),
+    )
+    .harm(Harm::Leak),
     spec(
         "del_before_add",
         "DEL of an attachment that was never added succeeds",
         MISSING,
         del_before_add,
-    ),
+    )
+    .harm(Harm::Leak),
     extra(
         "del_before_add_changes_nothing",
         "DEL of an attachment that was never added changes nothing on the host",
@@ -222,13 +242,15 @@ pub const CHECKS: &[Check] = &[
         "DEL succeeds again after it has succeeded",
         IDEMPOTENT,
         del_twice,
-    ),
+    )
+    .harm(Harm::Leak),
     spec(
         "del_twice_after_netns_is_gone",
         "when the namespace is gone, DEL succeeds again after it has succeeded",
         IDEMPOTENT,
         del_twice_after_netns_is_gone,
-    ),
+    )
+    .harm(Harm::Leak),
     spec(
         "del_needs_no_previous_result",
         "DEL succeeds if prevResult is missing or null",
@@ -238,7 +260,7 @@ pub const CHECKS: &[Check] = &[
                 "When `CNI_NETNS` and/or `prevResult` are not provided, the plugin should clean up as many resources as possible (e.g. releasing IPAM allocations) and return a successful response.",
             ), ends("1.0.0")],
         del_needs_no_previous_result,
-    ).but("since 1.0.0 the runtime has to send it, but one that lost its cache cannot"),
+    ).but(NO_CACHE),
     spec(
         "del_without_previous_result_releases",
         "if prevResult is missing or null, DEL still leaves the host as before the ADD",
@@ -249,12 +271,31 @@ pub const CHECKS: &[Check] = &[
             ), ends("1.0.0")],
         del_without_previous_result_releases,
     )
-    .but("a runtime that lost its cache cannot send it"),
+    .harm(Harm::Leak)
+    .but(NO_CACHE),
     extra(
-        "del_takes_any_previous_result",
-        "DEL succeeds if prevResult is empty, of another version, or unreadable",
-        "no later DEL would have a better one",
-        del_takes_any_previous_result,
+        "del_takes_an_empty_previous_result",
+        "DEL succeeds if prevResult is an empty object",
+        NO_BETTER_RESULT,
+        del_takes_an_empty_previous_result,
+    ),
+    extra(
+        "del_takes_a_previous_result_of_another_version",
+        "DEL succeeds if prevResult has the form of 0.2.0",
+        NO_BETTER_RESULT,
+        del_takes_a_previous_result_of_another_version,
+    ),
+    extra(
+        "del_takes_a_previous_result_of_no_version",
+        "DEL succeeds if prevResult names an unknown version",
+        NO_BETTER_RESULT,
+        del_takes_a_previous_result_of_no_version,
+    ),
+    extra(
+        "del_takes_an_unreadable_previous_result",
+        "DEL succeeds if prevResult is a list",
+        NO_BETTER_RESULT,
+        del_takes_an_unreadable_previous_result,
     ),
     quality(
         "del_needs_no_arguments",
@@ -267,13 +308,15 @@ pub const CHECKS: &[Check] = &[
         "no error message of DEL contains `not found` or `no such file or directory`",
         "go-cni takes such an error for success",
         del_errors_are_no_success,
-    ),
+    )
+    .harm(Harm::Misleads),
     spec(
         "del_keeps_other_attachments",
         "DEL affects neither other interfaces of the pod nor the same interface of another pod",
         BY_KEY,
         del_keeps_other_attachments,
     )
+    .harm(Harm::Pod)
     .with_attachments(3)
     .but(KEY),
     spec(
@@ -282,6 +325,7 @@ pub const CHECKS: &[Check] = &[
         BY_KEY,
         del_of_another_container_takes_nothing,
     )
+    .harm(Harm::Address)
     .but(KEY),
     spec(
         "add_after_del_is_as_the_first",
@@ -296,7 +340,8 @@ pub const CHECKS: &[Check] = &[
                 "A CNI plugin, upon receiving a `DEL` command, should either … delete the interface defined by `CNI_IFNAME` inside the container at `CNI_NETNS`, or … undo any modifications applied in the plugin's `ADD` functionality",
             )],
         add_after_del_is_as_the_first,
-    ),
+    )
+    .harm(Harm::Leak),
 ];
 
 /// An attachment, the result of its ADD, and what there was before.
@@ -512,10 +557,21 @@ fn del_without_previous_result_releases(world: &World<'_>) -> Result<(), Stop> {
     del_with(world, &[None, Some(json!(null))], true)
 }
 
-fn del_takes_any_previous_result(world: &World<'_>) -> Result<(), Stop> {
+fn del_takes_an_empty_previous_result(world: &World<'_>) -> Result<(), Stop> {
+    del_with(world, &[Some(json!({}))], false)
+}
+
+fn del_takes_a_previous_result_of_another_version(world: &World<'_>) -> Result<(), Stop> {
     let old = json!({"cniVersion": "0.2.0", "ip4": {"ip": "10.9.0.2/24"}});
-    let previous = [json!({}), old, json!({"cniVersion": "9.9.9"}), json!(["x"])].map(Some);
-    del_with(world, &previous, false)
+    del_with(world, &[Some(old)], false)
+}
+
+fn del_takes_a_previous_result_of_no_version(world: &World<'_>) -> Result<(), Stop> {
+    del_with(world, &[Some(json!({"cniVersion": "9.9.9"}))], false)
+}
+
+fn del_takes_an_unreadable_previous_result(world: &World<'_>) -> Result<(), Stop> {
+    del_with(world, &[Some(json!(["x"]))], false)
 }
 
 fn del_needs_no_arguments(world: &World<'_>) -> Result<(), Stop> {

@@ -6,13 +6,15 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::{Check, extra, must, quality, should, spec};
-use crate::call::{Call, quoted};
+use crate::call::Call;
+use crate::check::{Check, Harm, ends, extra, must, quality, should, spec};
 use crate::description::Kind;
 use crate::ensure;
 use crate::replay::answer as says;
 use crate::sandbox::DIR;
-use crate::world::{Attachment, SHOWN, Stop, World, answer, cut, result_of, with};
+use crate::settings::Stop;
+use crate::value::{SHOWN, answer, cut, quoted, result_of, with};
+use crate::world::{Attachment, World};
 
 /// The heading of the specification.
 const DELEGATED: &str = "delegated-plugin-execution-procedure";
@@ -43,7 +45,8 @@ pub const CHECKS: &[Check] = &[
         "an unreadable result of the IPAM plugin is an error",
         "an attachment without the address that its network promises is useless",
         garbage_of_the_ipam_is_an_error,
-    ),
+    )
+    .harm(Harm::Misleads),
     extra(
         "garbage_of_the_ipam_is_undone",
         "when the IPAM plugin prints garbage, host and pod are as before",
@@ -67,7 +70,8 @@ pub const CHECKS: &[Check] = &[
         "a delegate that is not in CNI_PATH is an error",
         "\"Look up the executable specified in the `type` field. If this does not exist, then this is an error\" addresses the runtime; plugins that delegate are only told where to look",
         absent_ipam_is_an_error,
-    ),
+    )
+    .harm(Harm::Misleads),
     extra(
         "absent_ipam_is_undone",
         "when the delegate is not in CNI_PATH, host and pod are as before",
@@ -103,31 +107,36 @@ pub const CHECKS: &[Check] = &[
         "DEL calls the delegate's DEL",
         &[must("1.0.0", DELEGATED, "it must also execute any delegated plugins.")],
         del_calls_the_ipam,
-    ),
+    )
+    .harm(Harm::Leak),
     spec(
         "del_without_netns_calls_the_ipam",
         "DEL without CNI_NETNS calls the delegate's DEL",
         &[must("1.0.0", DELEGATED, "it must also execute any delegated plugins.")],
         del_without_netns_calls_the_ipam,
-    ),
+    )
+    .harm(Harm::Leak),
     spec(
         "check_calls_the_ipam",
         "CHECK calls the delegate's CHECK",
-        &[should("0.4.0", "parameters", "The plugin should call `CHECK` on any delegated (e.g. IPAM) plugins and pass any errors on to its caller."), must("1.0.0", DELEGATED, "it must also execute any delegated plugins.")],
+        &[should("0.4.0", "parameters", "The plugin should call `CHECK` on any delegated (e.g. IPAM) plugins and pass any errors on to its caller."), ends("1.0.0")],
         check_calls_the_ipam,
-    ).but("section 2 says should for the same call, and section 4 must"),
+    )
+    .harm(Harm::Misleads).but("section 2 says should for the same call, and section 4 must"),
     spec(
         "check_tells_errors_of_the_ipam",
         "an error of the delegate's CHECK is an error of CHECK",
         &[should("0.4.0", "parameters", "The plugin should call `CHECK` on any delegated (e.g. IPAM) plugins and pass any errors on to its caller."), should("1.0.0", DELEGATED, "If any of the delegated plugins return error, error should be returned by the upper plugin.")],
         check_tells_errors_of_the_ipam,
-    ),
+    )
+    .harm(Harm::Misleads),
     extra(
         "del_removes_the_interface_first",
         "DEL removes the interface before it calls the IPAM plugin",
         "a released address must not be on two pods",
         del_removes_the_interface_first,
-    ),
+    )
+    .harm(Harm::Address),
     extra(
         "del_continues_after_the_ipam_failed",
         "the interface is removed even if the IPAM plugin's DEL fails",
@@ -139,7 +148,8 @@ pub const CHECKS: &[Check] = &[
         "an error of the delegate's DEL is an error of DEL",
         &[should("1.0.0", DELEGATED, "If any of the delegated plugins return error, error should be returned by the upper plugin.")],
         del_tells_errors_of_the_ipam,
-    ),
+    )
+    .harm(Harm::Misleads),
     extra(
         "results_of_older_ipams_are_read",
         "results of the IPAM plugin are accepted in older versions and without one",
@@ -151,19 +161,22 @@ pub const CHECKS: &[Check] = &[
         "an out-of-range index in the IPAM plugin's result does not reach ADD's result",
         "such an index has crashed containerd",
         indexes_of_the_ipam_are_replaced,
-    ),
+    )
+    .harm(Harm::Misleads),
     extra(
         "two_addresses_fit_or_are_refused",
         "of two addresses of a family, none is silently dropped in 0.2.0, which can express one",
         "nobody would know of the second",
         two_addresses_fit_or_are_refused,
-    ),
+    )
+    .harm(Harm::Misleads),
     quality(
         "requested_address_is_leased",
         "an address in runtimeConfig.ips is either leased or refused",
         "capabilities are conventions",
         requested_address_is_leased,
-    ),
+    )
+    .harm(Harm::Address),
 ];
 
 const ADDRESS: &str = "10.77.0.2/24";

@@ -4,13 +4,15 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{Check, extra, must, quality, should, spec};
 use crate::call::Call;
+use crate::check::{Check, extra, must, quality, should, spec};
 use crate::description::Kind;
 use crate::ensure;
 use crate::replay::answer;
 use crate::sandbox::DIR;
-use crate::world::{Stop, World, with};
+use crate::settings::Stop;
+use crate::value::with;
+use crate::world::World;
 
 /// Why a plugin is asked to refuse what a runtime must not do.
 const OF_RUNTIMES: &str = "the specification obliges the runtime to set them correctly, not the plugin to check. Plugins built on libcni's skel check, so that a runtime's mistake does no harm";

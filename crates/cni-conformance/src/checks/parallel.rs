@@ -1,14 +1,15 @@
 //! Calls at the same time.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::{Check, extra, must, quality, spec};
 use crate::call::Call;
+use crate::check::{Check, Harm, extra, must, quality, spec};
 use crate::description::Kind;
 use crate::ensure;
-use crate::world::{Attachment, Stop, World};
+use crate::settings::Stop;
+use crate::world::{Attachment, World};
 
 /// The heading of the specification.
 const ORDER: &str = "lifecycle--ordering";
@@ -24,6 +25,7 @@ pub const CHECKS: &[Check] = &[
         )],
         adds_at_the_same_time,
     )
+    .harm(Harm::Pod)
     .with_attachments(COUNT),
     extra(
         "adds_at_the_same_time_leave_nothing",
@@ -31,6 +33,7 @@ pub const CHECKS: &[Check] = &[
         "nobody finds what one of many pods left behind",
         adds_at_the_same_time_leave_nothing,
     )
+    .harm(Harm::Leak)
     .with_attachments(COUNT),
     spec(
         "addresses_are_had_by_one",
@@ -42,7 +45,16 @@ pub const CHECKS: &[Check] = &[
         )],
         addresses_are_had_by_one,
     )
+    .harm(Harm::Address)
     .with_attachments(COUNT),
+    quality(
+        "leases_differ",
+        "pods that live at once have different addresses, unless the description says that the plugin is stateless",
+        "no sentence says it in so many words, and a network does not work otherwise",
+        leases_differ,
+    )
+    .harm(Harm::Address)
+    .with_attachments(3),
     quality(
         "adds_of_one_pod_at_the_same_time",
         "eight simultaneous ADDs of one pod succeed, and so do their DELs",
@@ -184,7 +196,7 @@ fn addresses_are_had_by_one(world: &World<'_>) -> Result<(), Stop> {
             "one after another, pods get these addresses: {one_by_one}"
         )));
     }
-    for _ in 0..3 {
+    for _ in 0..2 {
         let results = all_at_once(world, &attachments)?;
         let addresses = of(&results);
         let shell = "all_differ '.ips[0].address'";
@@ -196,6 +208,33 @@ fn addresses_are_had_by_one(world: &World<'_>) -> Result<(), Stop> {
             addresses.join(", ")
         );
         del_all(world, &attachments, &results)?;
+    }
+    Ok(())
+}
+
+fn leases_differ(world: &World<'_>) -> Result<(), Stop> {
+    world.keeps_leases()?;
+    world.only(&[Kind::Ipam])?;
+    let mut holders: BTreeMap<String, String> = BTreeMap::new();
+    for n in 0..3 {
+        let one = world.attachment(n)?;
+        let result = world.add(&one)?;
+        if result["ips"][0].is_null() {
+            return Err(Stop::LeftOut(format!("no address in {result}")));
+        }
+        for ip in result["ips"].as_array().into_iter().flatten() {
+            let address = ip["address"].as_str().unwrap_or_default();
+            let shell = format!("! answer '.ips[] | select(.address == \"{address}\")'");
+            let other = holders.insert(address.to_owned(), one.container.clone());
+            ensure!(
+                world,
+                other.is_none(),
+                shell,
+                "{address} was given to {} while {} has it; `stateless` of a description says that this is meant",
+                one.container,
+                other.unwrap_or_default()
+            );
+        }
     }
     Ok(())
 }

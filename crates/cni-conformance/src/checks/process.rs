@@ -4,13 +4,15 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::{Check, extra, must, quality, should, spec};
 use crate::call::{Call, Stdin};
+use crate::check::{Check, Harm, extra, must, quality, should, spec};
 use crate::description::VERBS;
 use crate::ensure;
 use crate::replay::answer;
 use crate::sandbox::DIR;
-use crate::world::{SHOWN, Stop, World, cut, with};
+use crate::settings::Stop;
+use crate::value::{SHOWN, cut, with};
+use crate::world::{Attachment, World};
 
 pub const CHECKS: &[Check] = &[
     spec(
@@ -35,7 +37,8 @@ pub const CHECKS: &[Check] = &[
         "DEL, CHECK, STATUS and GC print nothing when they succeed",
         "the specification says \"No output on success\" of GC only, which may be a duty or an expectation, and nothing of DEL and STATUS",
         success_is_silent,
-    ),
+    )
+    .harm(Harm::Misleads),
     spec(
         "failure_has_a_status",
         "a call that prints an error object exits with a status other than 0",
@@ -52,7 +55,8 @@ pub const CHECKS: &[Check] = &[
             ),
         ],
         failure_has_a_status,
-    ),
+    )
+    .harm(Harm::Misleads),
     spec(
         "failure_is_one_error",
         "a failing call prints one error object with code and msg",
@@ -227,14 +231,19 @@ fn of_no_configuration(world: &World<'_>) -> Result<Vec<(Call, String)>, Stop> {
         .collect())
 }
 
-/// Errors that a plugin can only give once it has read the configuration. Which of these it gives,
-/// it says itself: if none, there is none to be judged. Before 1.0.0, the version is the one that
+/// Errors of the environment, and of a configuration that was read: stdin is there for both. Which
+/// of these a plugin gives, it says itself: if none, there is none to be judged. Before 1.0.0, the version is the one that
 /// the plugin uses.
 fn error_has_version(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
-    let mut wrong = vec![("name", json!("a b")), ("name", json!("a/b"))];
+    let mut wrong = vec![
+        ("a missing CNI_IFNAME", one.conf.clone()),
+        ("the name \"a b\"", with(&one.conf, "name", json!("a b"))),
+        ("the name \"a/b\"", with(&one.conf, "name", json!("a/b"))),
+    ];
     if world.description().delegates() {
-        wrong.push(("ipam", json!({"type": "absent"})));
+        let absent = with(&one.conf, "ipam", json!({"type": "absent"}));
+        wrong.push(("an absent ipam", absent));
     }
     let newest = world.description().newest();
     let (mut asked, is_old) = (false, newest.starts_with('0'));
@@ -246,13 +255,17 @@ fn error_has_version(world: &World<'_>) -> Result<(), Stop> {
             version.starts_with('1')
         }
     }) {
-        let one = world.of_version(one.clone(), version);
-        for (key, value) in &wrong {
-            let ran = world.run(&world.call("ADD", &one).conf(&with(
-                &one.conf,
-                key,
-                value.clone(),
-            )))?;
+        for (number, (what, conf)) in wrong.iter().enumerate() {
+            let one = Attachment {
+                conf: conf.clone(),
+                ..one.clone()
+            };
+            let one = world.of_version(one, version);
+            let mut call = world.call("ADD", &one);
+            if number == 0 {
+                call = call.without("CNI_IFNAME");
+            }
+            let ran = world.run(&call)?;
             if ran.status == 0 {
                 // The next ADD has to find nothing of it.
                 world.run(&world.call("DEL", &one))?;
@@ -277,12 +290,11 @@ fn error_has_version(world: &World<'_>) -> Result<(), Stop> {
                 world,
                 is_right,
                 answer(&filter),
-                "ADD with {key} {value}: the error of a configuration of {version} has {told}: {error}"
+                "ADD with {what}: the error of a configuration of {version} has {told}: {error}"
             );
-            break;
         }
     }
-    let reason = "it gives no error object for a configuration that it has read";
+    let reason = "it gives no error object for any of these";
     if asked {
         Ok(())
     } else {

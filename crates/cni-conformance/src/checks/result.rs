@@ -4,11 +4,13 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 
-use super::{Check, must, quality, should, spec};
+use crate::check::{Check, Harm, must, quality, should, spec};
 use crate::description::Kind;
 use crate::ensure;
 use crate::replay::answer;
-use crate::world::{Attachment, Stop, World, with};
+use crate::settings::Stop;
+use crate::value::with;
+use crate::world::{Attachment, World};
 
 /// What 0.4.0 says of every key.
 const FIELDS: &str = "Fields in CNI structures (like [Network Configuration](#network-configuration) and [CNI Plugin Result](#result)) are required unless specifically marked optional.";
@@ -23,7 +25,8 @@ pub const CHECKS: &[Check] = &[
             "Plugins must output a JSON object with the following keys upon a successful `ADD` operation: … `interfaces`: An array of all interfaces created by the attachment, including any host-level interfaces",
         )],
         own_interface_is_listed,
-    ),
+    )
+    .harm(Harm::Misleads),
     spec(
         "interfaces_have_names",
         "each interface in the result has a name",
@@ -49,7 +52,8 @@ pub const CHECKS: &[Check] = &[
             ),
         ],
         sandbox_is_the_netns,
-    ),
+    )
+    .harm(Harm::Misleads),
     spec(
         "addresses_have_a_prefix",
         "addresses have a prefix length valid for their family, and gateways are addresses",
@@ -59,7 +63,8 @@ pub const CHECKS: &[Check] = &[
             "Plugins must output a JSON object with the following keys upon a successful `ADD` operation: … `address` (string): an IP address in CIDR notation (eg \"192.168.1.3/24\"). … `gateway` (string): the default gateway for this subnet, if one exists.",
         )],
         addresses_have_a_prefix,
-    ),
+    )
+    .harm(Harm::Misleads),
     spec(
         "indexes_are_in_range",
         "each address's interface index exists in interfaces",
@@ -69,7 +74,8 @@ pub const CHECKS: &[Check] = &[
             "Plugins must output a JSON object with the following keys upon a successful `ADD` operation: … `interface` (uint): the index into the `interfaces` list for a [CNI Plugin Result](#result) indicating which interface this IP configuration should be applied to.",
         )],
         indexes_are_in_range,
-    ),
+    )
+    .harm(Harm::Misleads),
     spec(
         "numbers_are_integers",
         "MTUs of interfaces and the numbers in routes are non-negative integers",
@@ -85,13 +91,15 @@ pub const CHECKS: &[Check] = &[
         "a MAC in the result is written as netlink reports it",
         "CHECK in plugins written in Go compares the text",
         mac_is_that_of_the_kernel,
-    ),
+    )
+    .harm(Harm::Misleads),
     quality(
         "result_matches_the_pod",
         "each address in the result that belongs to an interface of the pod is configured on it",
         "\"IPs assigned by this attachment\" says that they are configured; \"which interface this IP configuration should be applied to\" can mean that the caller still has to, as in a virtual machine",
         result_matches_the_pod,
-    ),
+    )
+    .harm(Harm::Misleads),
     quality(
         "mtu_is_told",
         "a result of 1.1.0 contains the MTU of the interface",
@@ -103,7 +111,8 @@ pub const CHECKS: &[Check] = &[
         "an MTU in the result is that of the interface",
         &[must("1.1.0", "add-success", "Plugins must output a JSON object with the following keys upon a successful `ADD` operation: … `mtu`: (uint) The MTU of the interface (if applicable).")],
         told_mtu_is_true,
-    ),
+    )
+    .harm(Harm::Misleads),
     quality(
         "result_of_1_0_has_no_later_keys",
         "a result of 1.0.0 contains neither mtu, pciID or socketPath of interfaces, nor mtu, advmss, priority, table or scope of routes",
@@ -163,7 +172,8 @@ pub const CHECKS: &[Check] = &[
             "The IPAM plugin must determine the interface IP/subnet, Gateway and Routes and return this information to the \"main\" plugin to apply.",
         )],
         ipam_result_has_an_address,
-    ),
+    )
+    .harm(Harm::Misleads),
 ];
 
 fn list(value: &Value) -> Vec<Value> {
@@ -563,7 +573,7 @@ fn previous_result_of_another_version(world: &World<'_>) -> Result<(), Stop> {
     let Some(previous) = world.previous(&one) else {
         return left_out("it is the first of its chain");
     };
-    let old = crate::world::result_of(&previous, "0.4.0");
+    let old = crate::value::result_of(&previous, "0.4.0");
     let ran = world.ok(&world
         .call("ADD", &one)
         .conf(&with(&one.conf, "prevResult", old)))?;

@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::{Check, extra};
+use crate::check::{Check, extra};
 use crate::ensure;
 use crate::sandbox;
-use crate::world::{Stop, World};
+use crate::settings::Stop;
+use crate::world::World;
 
 /// Why it is asked.
 const OF_DISKS: &str = "a node whose disk is full evicts pods";

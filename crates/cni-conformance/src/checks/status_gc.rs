@@ -4,12 +4,14 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use super::{Check, must, quality, should, spec};
 use crate::call::Call;
+use crate::check::{Check, Harm, must, quality, should, spec};
 use crate::description::Kind;
 use crate::ensure;
 use crate::replay::answer;
-use crate::world::{Attachment, Stop, World, with};
+use crate::settings::Stop;
+use crate::value::with;
+use crate::world::{Attachment, World};
 
 /// The headings of the specification.
 const STATUS: &str = "status-check-plugin-status";
@@ -29,7 +31,8 @@ pub const CHECKS: &[Check] = &[
             "A plugin must exit with a zero (success) return code if the plugin is ready to service ADD requests.",
         )],
         status_of_a_node_that_is_ready,
-    ),
+    )
+    .harm(Harm::Misleads),
     spec(
         "status_calls_the_ipam",
         "STATUS of a plugin that delegates calls STATUS of its delegate",
@@ -39,7 +42,8 @@ pub const CHECKS: &[Check] = &[
             "If a plugin relies on a delegated plugin (e.g. IPAM) to service `ADD` requests, it must also execute a `STATUS` request to that plugin when it receives a `STATUS` request for itself.",
         )],
         status_calls_the_ipam,
-    ),
+    )
+    .harm(Harm::Misleads),
     spec(
         "status_tells_errors_of_the_ipam",
         "an error of the delegate's STATUS is an error of STATUS",
@@ -49,11 +53,12 @@ pub const CHECKS: &[Check] = &[
             "If the delegated plugin return an error result, the executing plugin should return an error result.",
         )],
         status_tells_errors_of_the_ipam,
-    ),
+    )
+    .harm(Harm::Misleads),
     quality(
         "status_keeps_errors_of_the_ipam",
         "STATUS passes on the delegate's codes 50 and 51, and its message",
-        "the codes say whether running pods are affected",
+        "the codes say whether running pods are affected. The text of spec-v1.1.0 binds; SPEC.md of main, which still calls itself 1.1.0, has moved here",
         status_keeps_errors_of_the_ipam,
     ),
     spec(
@@ -96,6 +101,7 @@ pub const CHECKS: &[Check] = &[
         OF_KEEPING,
         gc_keeps_what_is_listed,
     )
+    .harm(Harm::Pod)
     .with_attachments(3),
     spec(
         "gc_releases_what_is_not_listed",
@@ -107,13 +113,7 @@ pub const CHECKS: &[Check] = &[
         )],
         gc_releases_what_is_not_listed,
     )
-    .with_attachments(3),
-    quality(
-        "gc_reads_the_key_of_libcni",
-        "GC also reads the list from cni.dev/attachments",
-        "older runtimes write it there",
-        gc_reads_the_key_of_libcni,
-    )
+    .harm(Harm::Leak)
     .with_attachments(3),
     quality(
         "gc_keeps_other_networks",
@@ -121,6 +121,7 @@ pub const CHECKS: &[Check] = &[
         OF_KEEPING,
         gc_keeps_other_networks,
     )
+    .harm(Harm::Pod)
     .with_attachments(3),
     quality(
         "gc_of_nothing_succeeds",
@@ -137,7 +138,8 @@ pub const CHECKS: &[Check] = &[
             "Plugins MUST, additionally, forward any GC calls to delegated plugins they are configured to use (see section 4).",
         )],
         gc_calls_the_ipam,
-    ),
+    )
+    .harm(Harm::Leak),
     spec(
         "gc_gives_the_ipam_the_list",
         "GC gives the delegate the same list",
@@ -147,7 +149,8 @@ pub const CHECKS: &[Check] = &[
             "When a plugin executes a delegated plugin, it should: … Execute that plugin with the same environment and configuration that it received.",
         )],
         gc_gives_the_ipam_the_list,
-    ),
+    )
+    .harm(Harm::Leak),
     spec(
         "gc_tells_errors_of_the_ipam",
         "an error of the delegate's GC is an error of GC",
@@ -157,7 +160,8 @@ pub const CHECKS: &[Check] = &[
             "If any of the delegated plugins return error, error should be returned by the upper plugin.",
         )],
         gc_tells_errors_of_the_ipam,
-    ),
+    )
+    .harm(Harm::Misleads),
     spec(
         "gc_then_del",
         "DEL succeeds after GC if it would without",
@@ -167,7 +171,8 @@ pub const CHECKS: &[Check] = &[
             "Plugins MUST accept multiple `DEL` calls for the same (`CNI_CONTAINERID`, `CNI_IFNAME`) pair, and return success if the interface in question, or any modifications added, are missing.",
         )],
         gc_then_del,
-    ),
+    )
+    .harm(Harm::Leak),
 ];
 
 fn left_out<T>(reason: impl Into<String>) -> Result<T, Stop> {
@@ -356,17 +361,22 @@ fn left(world: &World<'_>) -> Result<Left, Stop> {
     })
 }
 
-fn gc(world: &World<'_>, one: &Attachment, more: Value) -> Call {
-    let mut conf = one.conf.clone();
-    for (key, value) in more.as_object().into_iter().flatten() {
-        conf[key] = value.clone();
-    }
-    let names = ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"];
-    names
+/// The keys of the list: the second is that of the text of spec-v1.1.0, the first that of later
+/// texts. libcni sends both since 1.2.0, and so does the suite.
+const LISTS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
+
+fn with_list(conf: &Value, list: &Value) -> Value {
+    LISTS
         .iter()
-        .fold(world.call("GC", one).conf(&conf), |call, name| {
-            call.without(name)
-        })
+        .fold(conf.clone(), |conf, key| with(&conf, key, list.clone()))
+}
+
+fn gc(world: &World<'_>, one: &Attachment, list: &Value) -> Call {
+    let mut call = world.call("GC", one).conf(&with_list(&one.conf, list));
+    for name in ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME"] {
+        call = call.without(name);
+    }
+    call
 }
 
 fn listed(attachments: &[Attachment]) -> Value {
@@ -381,8 +391,7 @@ fn gc_succeeds(world: &World<'_>) -> Result<(), Stop> {
     let one = world.attachment(0)?;
     world.add(&one)?;
     let list = listed(std::slice::from_ref(&one));
-    let mut conf = one.conf.clone();
-    conf["cni.dev/valid-attachments"] = list;
+    let conf = with_list(&one.conf, &list);
     world.ok(&world.call("GC", &one).conf(&conf)).map(drop)
 }
 
@@ -409,8 +418,8 @@ fn gc_keeps_what_is_listed(world: &World<'_>) -> Result<(), Stop> {
         world.pod_state(&left.attachments[0])?,
         world.pod_state(&left.attachments[1])?,
     ];
-    let list = json!({"cni.dev/valid-attachments": listed(&left.attachments)});
-    world.run(&gc(world, &left.attachments[0], list))?;
+    let list = listed(&left.attachments);
+    world.run(&gc(world, &left.attachments[0], &list))?;
     are_there(
         world,
         left.kept.union(&left.dead).cloned(),
@@ -420,12 +429,12 @@ fn gc_keeps_what_is_listed(world: &World<'_>) -> Result<(), Stop> {
     world.pod_is_as(&left.attachments[1], &pods[1], "after GC")
 }
 
-fn releases(world: &World<'_>, key: &str) -> Result<(), Stop> {
+fn gc_releases_what_is_not_listed(world: &World<'_>) -> Result<(), Stop> {
     let left = left(world)?;
     let ran = world.run(&gc(
         world,
         &left.attachments[0],
-        json!({key: listed(&left.attachments[..2])}),
+        &listed(&left.attachments[..2]),
     ))?;
     if ran.status != 0 {
         return left_out(format!("its GC fails: {}", ran.told()));
@@ -442,18 +451,11 @@ fn releases(world: &World<'_>, key: &str) -> Result<(), Stop> {
     Ok(())
 }
 
-fn gc_releases_what_is_not_listed(world: &World<'_>) -> Result<(), Stop> {
-    releases(world, "cni.dev/valid-attachments")
-}
-
-fn gc_reads_the_key_of_libcni(world: &World<'_>) -> Result<(), Stop> {
-    releases(world, "cni.dev/attachments")
-}
-
 fn gc_keeps_other_networks(world: &World<'_>) -> Result<(), Stop> {
     let left = left(world)?;
-    let list = json!({"name": "another", "cni.dev/valid-attachments": []});
-    world.run(&gc(world, &left.attachments[0], list))?;
+    let mut another = left.attachments[0].clone();
+    another.conf["name"] = json!("another");
+    world.run(&gc(world, &another, &json!([])))?;
     are_there(
         world,
         left.kept.union(&left.dead).cloned(),
@@ -464,16 +466,13 @@ fn gc_keeps_other_networks(world: &World<'_>) -> Result<(), Stop> {
 fn gc_of_nothing_succeeds(world: &World<'_>) -> Result<(), Stop> {
     let one = begun(world, "GC")?;
     let before = world.state()?;
-    for list in [
-        json!({}),
-        json!({"cni.dev/valid-attachments": null}),
-        json!({"cni.dev/valid-attachments": []}),
-    ] {
-        // With a container: whether GC needs one is a check of its own.
-        let conf = list.as_object().into_iter().flatten();
-        let conf = conf.fold(one.conf.clone(), |conf, (key, value)| {
-            with(&conf, key, value.clone())
-        });
+    // With a container: whether GC needs one is a check of its own.
+    let confs = [
+        one.conf.clone(),
+        with_list(&one.conf, &json!(null)),
+        with_list(&one.conf, &json!([])),
+    ];
+    for conf in confs {
         world.ok(&world.call("GC", &one).conf(&conf))?;
     }
     world.is_as(&before, "after GC")
@@ -482,7 +481,7 @@ fn gc_of_nothing_succeeds(world: &World<'_>) -> Result<(), Stop> {
 fn gc_calls_the_ipam(world: &World<'_>) -> Result<(), Stop> {
     let one = stood_in(world, "GC", "exit 0")?;
     let list = listed(std::slice::from_ref(&one));
-    let ran = world.run(&gc(world, &one, json!({"cni.dev/valid-attachments": list})))?;
+    let ran = world.run(&gc(world, &one, &list))?;
     if ran.status != 0 {
         return left_out(format!("its GC fails: {}", ran.told()));
     }
@@ -500,16 +499,19 @@ fn gc_calls_the_ipam(world: &World<'_>) -> Result<(), Stop> {
 fn gc_gives_the_ipam_the_list(world: &World<'_>) -> Result<(), Stop> {
     let one = stood_in(world, "GC", "exit 0")?;
     let list = listed(std::slice::from_ref(&one));
-    world.run(&gc(world, &one, json!({"cni.dev/valid-attachments": list})))?;
+    world.run(&gc(world, &one, &list))?;
     let path = format!("{CALLED}.GC.stdin");
     let Ok(text) = std::fs::read_to_string(&path) else {
         return left_out("it does not call the other plugin's GC");
     };
     let conf: Value = serde_json::from_str(&text).unwrap_or_default();
-    let shell = format!("jq -e '.[\"cni.dev/valid-attachments\"] == {list}' {path} >/dev/null");
+    let shell = format!(
+        "jq -e '[.[\"{}\", \"{}\"]] | any(. == {list})' {path} >/dev/null",
+        LISTS[0], LISTS[1]
+    );
     ensure!(
         world,
-        conf["cni.dev/valid-attachments"] == list,
+        LISTS.iter().any(|key| conf[*key] == list),
         shell,
         "the other plugin got {text}"
     );
@@ -518,7 +520,7 @@ fn gc_gives_the_ipam_the_list(world: &World<'_>) -> Result<(), Stop> {
 
 fn gc_tells_errors_of_the_ipam(world: &World<'_>) -> Result<(), Stop> {
     let one = stood_in(world, "GC", "exit 0")?;
-    let call = gc(world, &one, json!({"cni.dev/valid-attachments": []}));
+    let call = gc(world, &one, &json!([]));
     let ran = world.run(&call)?;
     if ran.status != 0 {
         return left_out(format!(
@@ -554,6 +556,6 @@ fn gc_then_del(world: &World<'_>) -> Result<(), Stop> {
     let (other, result) = before_its_del(world, 98)?;
     world.deleted(&other, &result)?;
     let (one, result) = before_its_del(world, 0)?;
-    world.run(&gc(world, &one, json!({"cni.dev/valid-attachments": []})))?;
+    world.run(&gc(world, &one, &json!([])))?;
     world.del(&one, &result)
 }

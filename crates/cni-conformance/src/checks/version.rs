@@ -2,12 +2,13 @@
 
 use serde_json::{Value, json};
 
-use super::{Check, extra, must, quality, spec};
 use crate::call::{Call, Stdin};
+use crate::check::{Check, Harm, ends, extra, must, quality, spec};
 use crate::description::VERSIONS;
 use crate::ensure;
 use crate::replay::answer;
-use crate::world::{Stop, World};
+use crate::settings::Stop;
+use crate::world::World;
 
 const TWO_WORDS: &str = "section 2 says should for the same output, and section 5 must";
 
@@ -19,25 +20,17 @@ pub const CHECKS: &[Check] = &[
             "0.4.0",
             "parameters",
             "The operations that CNI plugins must support are: … `VERSION`: Report version … Result: information about the CNI spec versions supported by the plugin",
-        ), must(
-            "1.0.0",
-            "version-1",
-            "Plugins must output a JSON object with the following keys upon a `VERSION` operation: … `cniVersion`: The value of `cniVersion` specified on input … `supportedVersions`: A list of supported specification versions",
-        )],
+        ), ends("1.0.0")],
         version_lists_versions,
     )
+    .harm(Harm::Misleads)
     .but(TWO_WORDS),
-    spec(
+    quality(
         "version_answers_in_the_version_asked",
         "from 1.0.0 on, VERSION answers with the cniVersion on stdin",
-        &[must(
-            "1.0.0",
-            "version-1",
-            "Plugins must output a JSON object with the following keys upon a `VERSION` operation: … `cniVersion`: The value of `cniVersion` specified on input",
-        )],
+        TWO_WORDS,
         version_answers_in_the_version_asked,
-    )
-    .but(TWO_WORDS),
+    ),
     extra(
         "version_takes_any_stdin",
         "VERSION succeeds if stdin is empty, closed, or not JSON",

@@ -2,10 +2,8 @@
 //! JSON patches.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{BufRead, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
@@ -17,17 +15,16 @@ pub type Objects = Arc<Mutex<BTreeMap<String, Value>>>;
 /// A status line, and the object below it.
 type Answer = (&'static str, Value);
 
-/// Answers whoever connects, and does not return. Below `mirror` each value of each object is an
-/// empty file, named by its keys: the suite compares files.
-pub fn serve(listener: &TcpListener, objects: &Objects, mirror: Option<&Path>) {
+/// Answers every connection, and does not return.
+pub fn serve(listener: &TcpListener, objects: &Objects) {
     for stream in listener.incoming().flatten() {
-        let (objects, mirror) = (objects.clone(), mirror.map(Path::to_owned));
-        thread::spawn(move || serve_one(stream, &objects, mirror.as_deref()));
+        let objects = objects.clone();
+        thread::spawn(move || serve_one(stream, &objects));
     }
 }
 
 /// Answers the requests of a connection until its other end closes it.
-fn serve_one(mut stream: TcpStream, objects: &Objects, mirror: Option<&Path>) -> Option<()> {
+fn serve_one(mut stream: TcpStream, objects: &Objects) -> Option<()> {
     // A small answer would wait 40 ms for the acknowledgement of the one before it.
     stream.set_nodelay(true).ok()?;
     let mut requests = BufReader::new(stream.try_clone().ok()?);
@@ -37,18 +34,6 @@ fn serve_one(mut stream: TcpStream, objects: &Objects, mirror: Option<&Path>) ->
         let path = path.split('?').next().unwrap_or_default();
         let mut objects = objects.lock().unwrap_or_else(PoisonError::into_inner);
         let (code, answer) = answer(&method, path, body, &mut objects);
-        if let Some(mirror) = mirror.filter(|_| method != "GET") {
-            let name = answer["metadata"]["name"]
-                .as_str()
-                .filter(|_| method == "POST")
-                .unwrap_or_default();
-            let path = format!("{path}/{name}");
-            let path = path.trim_end_matches('/');
-            let _ = fs::remove_dir_all(file(mirror, path));
-            if let Some(object) = objects.get(path) {
-                write(&file(mirror, path), object);
-            }
-        }
         drop(objects);
         reply(&mut stream, code, &answer)?;
     }
@@ -90,34 +75,6 @@ pub fn reply(stream: &mut TcpStream, code: &str, answer: &Value) -> Option<()> {
         "HTTP/1.1 {code}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
     );
     stream.write_all(format!("{head}{answer}").as_bytes()).ok()
-}
-
-/// Where the object of this path is mirrored: nowhere else, whatever the path is.
-fn file(mirror: &Path, path: &str) -> PathBuf {
-    let parts = path
-        .split('/')
-        .filter(|part| !["", ".", ".."].contains(part));
-    mirror.join(parts.collect::<PathBuf>())
-}
-
-/// A folder for each list and each map, and an empty file for each other value.
-fn write(path: &Path, value: &Value) {
-    let inside: Vec<(String, &Value)> = match value {
-        Value::Object(map) => map
-            .iter()
-            .map(|(key, one)| (key.replace('/', "~1"), one))
-            .collect(),
-        Value::Array(list) => list
-            .iter()
-            .enumerate()
-            .map(|(at, one)| (at.to_string(), one))
-            .collect(),
-        _ => return drop(fs::write(path, "")),
-    };
-    let _ = fs::create_dir_all(path);
-    inside
-        .iter()
-        .for_each(|(key, one)| write(&path.join(key), one));
 }
 
 fn answer(
