@@ -114,10 +114,14 @@ fn lint_says_of_the_networks_as_they_were_that_it_takes_them() {
         let taken =
             format!("type: {plugin}: rail-cni takes this configuration when type is changed");
         // One line for all of them, because they have the same plugin.
-        let all = format!("{} networks (", networks(file).len());
+        let network_count = networks(file).len();
         let lines: Vec<&str> = told.lines().filter(|line| line.contains(&taken)).collect();
         assert_eq!(lines.len(), 1, "{told}");
-        assert!(lines.iter().all(|line| line.contains(&all)), "{told}");
+        let all = format!("{network_count} networks (");
+        assert!(
+            network_count == 1 || lines.concat().contains(&all),
+            "{told}"
+        );
     }
     // macvlan has keys that a VF has no use for: ADD refuses one, and lint names both.
     let keys =
