@@ -35,7 +35,7 @@ const LONG_SEARCH: u32 = 36;
 
 /// Refuses a device on which a link of another namespace is stacked. One that takes its frames and
 /// is not found refuses the move into the pod, when nobody can make another: see
-/// [`crate::attach::steps::moved`].
+/// `attach/steps/moved.rs`.
 pub fn refuse(what: &str, link: &Link, host: &mut Socket) -> Result<()> {
     let receiver = receiver(link, vlans_in_use(link.up), host)?;
     let Some(which) = where_to_look(receiver, link.up) else {
