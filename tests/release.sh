@@ -281,8 +281,7 @@ the_packages_of_the_agent_install_beside_those_of_the_plugins() {
 the_agent_has_pages_and_completions() {
     dpkg-deb -x "$work/files/rail-agent_${version}_amd64.deb" root
     local share=root/usr/share command
-    "$agent" --help | awk '/^Commands:/ { on = 1; next } /^[^ ]/ { on = 0 } on && /^  [a-z]/ { print $1 }' |
-        grep -vx help >names
+    "$agent" --help | awk '/^Usage:/ { on = 1 } /^Options:/ { on = 0 } on && /^  [a-z]/ { print $1 }' >names
     grep -qx install names
     # The subcommand that only the agent itself calls has no page.
     find "$share/man/man8" -name '*.gz' -printf '%f\n' | sed -n 's/^rail-agent-\(.*\)\.8\.gz$/\1/p' | sort >pages
@@ -443,8 +442,7 @@ an_archive_has_what_install_takes() {
 
 # commands: as --help of railctl lists them.
 commands() {
-    "$unpacked/railctl" --help | awk '/^Commands:/ { on = 1; next } /^[^ ]/ { on = 0 } on && /^  [a-z]/ { print $1 }' |
-        grep -vx help
+    "$unpacked/railctl" --help | awk '/^Usage:/ { on = 1 } /^Options:/ { on = 0 } on && /^  [a-z]/ { print $1 }'
 }
 
 every_command_has_a_page() {
@@ -502,7 +500,7 @@ the_bill_names_all_that_is_linked() {
         "$work/files/$name.cdx.json" | sort >named
     (($(wc -l <linked) > 20))
     diff linked named
-    without_checksum "$work/files/$name.cdx.json" rail-netlink railctl
+    without_checksum "$work/files/$name.cdx.json" rail-netlink rail-plan railctl
     # Every other is in the lock file with this checksum.
     jq -r '.components[] | select(.hashes) | .hashes[0].content' "$work/files/$name.cdx.json" >sums
     local sum

@@ -28,6 +28,8 @@ const PLUGINS: &str = "/opt/cni/bin";
 const NODE: &str = "/etc/rail-cni/node.json";
 /// Set for the test inside of its namespaces.
 const INSIDE: &str = "RAIL_CALLERS_INSIDE";
+/// What scripts/build makes.
+const EXECUTABLES: [&str; 3] = ["rail-cni", "rail-ipam", "railctl"];
 
 /// The node of this test.
 pub struct Node {
@@ -48,10 +50,7 @@ pub fn on_a_node(test: &str, callers: &[&str], body: impl FnOnce(&mut Node)) {
             return skip(test, &reason);
         }
     }
-    if !["rail-cni", "rail-ipam", "railctl"]
-        .iter()
-        .all(|name| built().join(name).is_file())
-    {
+    if !EXECUTABLES.iter().all(|name| built().join(name).is_file()) {
         return skip(test, "no executables of scripts/build");
     }
     let namespaces = [
@@ -290,14 +289,9 @@ pub fn text_of(output: &Output) -> String {
 impl Node {
     fn new() -> Node {
         furnish();
-        for name in ["rail-cni", "railctl"] {
+        for name in EXECUTABLES {
             fs::copy(built().join(name), Path::new(PLUGINS).join(name)).unwrap();
         }
-        fs::hard_link(
-            Path::new(PLUGINS).join("rail-cni"),
-            Path::new(PLUGINS).join("rail-ipam"),
-        )
-        .unwrap();
         if let Ok(plugins) = folder_of("plugins") {
             for entry in fs::read_dir(plugins).unwrap() {
                 let path = entry.unwrap().path();

@@ -28,7 +28,7 @@ use crate::store::{self, Store};
 use crate::tracer::{self, Fate, Point, WAITING};
 
 /// More calls that do not fail in a running process, or whose failure the program cannot see.
-const SURE: [i64; 11] = [
+const SURE: [i64; 12] = [
     // The kernel goes on with a call that the tracer has interrupted.
     libc::SYS_restart_syscall,
     libc::SYS_arch_prctl,
@@ -36,6 +36,7 @@ const SURE: [i64; 11] = [
     libc::SYS_prctl,
     libc::SYS_sched_yield,
     libc::SYS_getpid,
+    libc::SYS_geteuid,
     libc::SYS_close,
     libc::SYS_dup2,
     libc::SYS_exit,

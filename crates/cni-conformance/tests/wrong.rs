@@ -32,7 +32,9 @@ take() { case $CNI_COMMAND in '') ;; VERSION) input=$(timeout 2 cat) ;; *) input
 has() { case $input in *"$1"*) return 0 ;; esac; return 1; }
 real() { printf '%s' "$input" | "$REAL"; }
 ok() { exit 0; }
-bad() { echo '{"cniVersion":"1.1.0","code":'$1',"msg":"wrong"}'; exit 1; }
+bad() { echo '{"cniVersion":"'${2:-1.1.0}'","code":'$1',"msg":"wrong"}'; exit 1; }
+# In the version of the configuration.
+version() { take; printf '%s' "$input" | sed -n 's/.*"cniVersion":"\([^"]*\)".*/\1/p'; }
 stray() { ip link add stray type veth peer name stray2; }
 full() { ! echo x >/run/probe-$$; s=$?; rm -f /run/probe-$$; return $s; }
 alone() { mkdir /run/busy 2>/dev/null || bad 11; sleep 0.5; rmdir /run/busy; }
@@ -125,7 +127,7 @@ const WRONG: &[Fault] = &[
     ),
     (
         "error_4_names_variables",
-        r#"is ADD && [ -z "${CNI_IFNAME+x}" ] && [ "$CNI_NETNS" ] && bad 4"#,
+        r#"is ADD && [ -z "${CNI_IFNAME+x}" ] && [ "$CNI_NETNS" ] && bad 4 "$(version)""#,
         &[],
     ),
     (

@@ -342,10 +342,10 @@ fn a_plugin_has_the_selinux_label_of_its_place() {
                 label("/opt/cni/bin/rail-cni"),
                 "system_u:object_r:container_runtime_exec_t:s0"
             );
-            // Both plugins are one file.
+            // The others keep theirs.
             assert_eq!(
                 label("/opt/cni/bin/rail-ipam"),
-                "system_u:object_r:container_runtime_exec_t:s0"
+                "system_u:object_r:bin_t:s0"
             );
             assert_eq!(label("/opt/cni/bin/railctl"), "system_u:object_r:bin_t:s0");
         },
