@@ -10,5 +10,5 @@ fn main() -> io::Result<()> {
     let directory = std::env::args_os()
         .nth(1)
         .ok_or_else(|| io::Error::other("usage: agent-pages DIRECTORY"))?;
-    pages::pages(rail_agent::command(), Path::new(&directory))
+    pages::pages(rail_agent::command(), "rail-agent", Path::new(&directory))
 }

@@ -366,7 +366,7 @@ impl Command {
 }
 
 fn write_pages(directory: &Path) -> Result<ExitCode> {
-    pages(command(), directory)
+    pages(command(), PROGRAM, directory)
         .with_context(|| format!("cannot write the pages to {}", directory.display()))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -8,10 +8,10 @@ const GROUPS: [(&str, &[&str]); 4] = [
     (
         "Look (changes nothing)",
         &[
-            "status", "check", "doctor", "wait", "leases", "devices", "cables", "discover", "lint",
+            "status", "check", "doctor", "wait", "leases", "devices", "cables", "lint",
         ],
     ),
-    ("Plan", &["plan", "import"]),
+    ("Plan", &["discover", "plan", "import"]),
     ("Act", &["preflight", "vfs", "reap", "release", "lease"]),
     ("In a pod", &["env"]),
 ];

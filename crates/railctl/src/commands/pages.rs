@@ -9,32 +9,43 @@ use clap::Command;
 use clap_complete::{Generator as _, Shell, generate};
 use clap_mangen::Man;
 
-/// Writes `man`, `bash`, `zsh` and `fish` below the directory. The same program gives the same
-/// bytes.
-pub fn pages(command: Command, directory: &Path) -> io::Result<()> {
+/// Writes `man`, `bash`, `zsh` and `fish` of the program below the directory. The same program
+/// gives the same bytes.
+pub fn pages(command: Command, name: &'static str, directory: &Path) -> io::Result<()> {
     // The release without the commit, so that a page changes only when its command does.
     let mut command = command
         .version(env!("CARGO_PKG_VERSION"))
         .disable_help_subcommand(true);
-    let name = command.get_name().to_owned();
+    let mut offered = without_hidden(&command, name);
     for (shell, folder) in [
         (Shell::Bash, "bash"),
         (Shell::Zsh, "zsh"),
         (Shell::Fish, "fish"),
     ] {
         let mut script = Vec::new();
-        generate(shell, &mut command, &name, &mut script);
+        generate(shell, &mut offered, name, &mut script);
         let script = String::from_utf8(script).map_err(io::Error::other)?;
         fs::create_dir_all(directory.join(folder))?;
         fs::write(
-            directory.join(folder).join(shell.file_name(&name)),
-            mend(&script, &name),
+            directory.join(folder).join(shell.file_name(name)),
+            mend(&script, name),
         )?;
     }
     // Gives the subcommands their whole names: railctl-status.
     command.build();
     fs::create_dir_all(directory.join("man"))?;
     write_pages(command, &directory.join("man"))
+}
+
+/// What a shell offers: the arguments and subcommands that are not hidden. clap_complete offers
+/// all.
+fn without_hidden(command: &Command, name: &'static str) -> Command {
+    let subcommands = command.get_subcommands();
+    Command::new(name)
+        .disable_help_subcommand(true)
+        .version(env!("CARGO_PKG_VERSION"))
+        .args(command.get_arguments())
+        .subcommands(subcommands.filter(|subcommand| !subcommand.is_hide_set()))
 }
 
 /// clap_complete 4.6 writes the hyphen of a program in two ways into bash's script, so that no
