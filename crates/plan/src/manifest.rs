@@ -182,7 +182,7 @@ impl Manifest<'_> {
         let places;
         (spec.static_allocations, places) = rows.into_iter().unzip();
         let mut of_node = self.cables;
-        let cables = match of_node.is_empty() {
+        let cables: Vec<Vec<Cable>> = match of_node.is_empty() {
             true => Vec::new(),
             false => {
                 let rows = spec.static_allocations.iter();
@@ -196,6 +196,7 @@ impl Manifest<'_> {
             name: self.name.to_owned(),
             rail,
             plane,
+            is_hwplb: cables.iter().any(|of_row| of_row.len() > 1),
             namespace,
             spec,
             cables,

@@ -111,6 +111,7 @@ impl Networks {
 
     /// The networks of the plan.
     pub(super) fn of<'a>(&self, plan: &'a Plan) -> Result<Vec<Network<'a>>> {
+        refuse_hwplb(plan)?;
         let all: Vec<Vec<&Pool>> = match self.is_one {
             true => vec![of_all_rails(plan)?],
             false => of_rails(plan),
@@ -220,6 +221,20 @@ fn unknown(pools: &[&Pool]) -> Option<String> {
          rail: add it to the CIDRPool (`kubectl annotate cidrpool {first} rail-cni/rail=0` for the first rail)",
         names.join(", ")
     ))
+}
+
+/// Fails if the plan has a rail that rail-cni cannot attach.
+pub(super) fn refuse_hwplb(plan: &Plan) -> Result<()> {
+    if let Some(pool) = plan.pools.iter().find(|pool| pool.is_hwplb) {
+        fail!(
+            InvalidConfig,
+            "pool {} is of mode hwplb: OVS spreads one VF over the PFs of all planes, which are in switchdev, \
+             and rail-cni attaches VFs of PFs in legacy: NVIDIA's operator makes these VFs and networks. \
+             `--to cidrpool`, csv, html, nvue, slurm and volcano work; mode swplb has a network for each plane",
+            pool.name
+        );
+    }
+    Ok(())
 }
 
 /// The pools of each network: both families of a rail, IPv4 first. A pool of an unknown rail is a

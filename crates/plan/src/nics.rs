@@ -19,6 +19,7 @@ use rail_cni::fault::Fault;
 /// `NODE.json` for each node: its rails in the order of the plan, the cluster's networks, and a
 /// policy for VFs.
 pub fn node_json(plan: &mut Plan) -> Result<Vec<File>> {
+    nads::refuse_hwplb(plan)?;
     let mut nodes: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     let mut faults = Vec::new();
     for pools in nads::of_rails(plan) {

@@ -57,6 +57,8 @@ pub struct Pool {
     pub rail: Option<u8>,
     /// The plane, counted from 0, if the mode is `swplb`.
     pub plane: Option<u8>,
+    /// Whether the NIC has all planes of the rail behind one VF, which is mode `hwplb`.
+    pub is_hwplb: bool,
     /// The Kubernetes namespace of the CIDRPool, if the source says it.
     pub namespace: Option<String>,
     /// The spec of the CIDRPool; `staticAllocations` are the rows of the plan, in the order of

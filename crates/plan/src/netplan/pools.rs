@@ -373,6 +373,7 @@ impl<'a> Group<'a> {
             name: format!("rail-{rail}{plane_part}{suffix}"),
             rail: Some(rail),
             plane,
+            is_hwplb: false,
             namespace: None,
             spec: Spec {
                 cidr: self.cidr.to_string(),

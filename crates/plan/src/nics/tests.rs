@@ -198,3 +198,34 @@ fn what_is_not_known_is_told_and_not_made_up() {
         2
     );
 }
+
+/// OVS has the PFs of all planes then, in switchdev. The pools as manifests have the leaf ports of
+/// all planes, and so are known as well.
+#[test]
+fn a_rail_whose_planes_are_behind_one_vf_has_no_network_and_no_resource() {
+    let mut links = cabled();
+    links.truncate(1);
+    links.push(HostLink {
+        plane: 1,
+        ..links[0].clone()
+    });
+    links[1].cable.leaf = Some("leaf-p2-su1-r1".into());
+    let mut planned = plan(Mode::Hwplb, Family::Ipv4, &links);
+    let manifests = texts(crate::manifest::write(&mut planned, None))
+        .remove(0)
+        .1;
+    let documents = crate::document::parse("pools.yaml", manifests.as_bytes()).unwrap();
+    let read_back = crate::manifest::read(&documents).unwrap();
+    let networks = Networks::default();
+    for mut plan in [planned, read_back] {
+        for files in [
+            nads::write(&mut plan, &networks, nads::Form::List, None),
+            node_json(&mut plan),
+            device_plugin(&mut plan, &networks),
+            sriov_node_policy(&mut plan, &networks, None),
+        ] {
+            let error = files.unwrap_err().to_string();
+            assert!(error.contains("pool rail-0 is of mode hwplb"), "{error}");
+        }
+    }
+}

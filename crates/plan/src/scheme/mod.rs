@@ -280,6 +280,7 @@ impl Formula<'_> {
             name,
             rail: Some(rail),
             plane: (self.mode() == Mode::Swplb).then_some(plane),
+            is_hwplb: self.mode() == Mode::Hwplb,
             namespace: None,
             spec,
             cables,
