@@ -334,10 +334,9 @@ pub fn refuse_type(network: &Network, program: &OsStr) -> Result<()> {
 /// takes precedence over `args.cni.ips`, which takes precedence over CNI_ARGS (CONVENTIONS.md of
 /// the CNI specification).
 pub fn requested(network: &Network) -> Result<Vec<(IpAddr, Option<u8>)>> {
-    if let Some(runtime) = network.get(&["runtimeConfig"])
-        && !runtime.is_object()
-    {
-        return wrong("runtimeConfig", format!("{runtime} is not a JSON object"));
+    match network.get(&["runtimeConfig"]) {
+        None | Some(Value::Object(_)) => (),
+        Some(other) => return wrong("runtimeConfig", format!("{other} is not a JSON object")),
     }
     for path in [["runtimeConfig", "ips"].as_slice(), &["args", "cni", "ips"]] {
         let Some(value) = network.get(path) else {

@@ -417,10 +417,11 @@ impl Queue {
     }
 
     fn take(&mut self, is_capacity_known: bool) -> Option<usize> {
-        if is_capacity_known && let Some(at) = self.several.pop() {
-            return Some(at);
+        if is_capacity_known {
+            self.several.pop().or_else(|| self.single.pop())
+        } else {
+            self.single.pop().or_else(|| self.several.pop())
         }
-        self.single.pop().or_else(|| self.several.pop())
     }
 }
 
