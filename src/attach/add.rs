@@ -11,7 +11,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use serde_json::Value;
 
 use super::attaching::{Attaching, OtherRecords, Subject, new_owner};
@@ -19,7 +19,7 @@ use super::claim;
 use super::context::Cx;
 use super::ipam::Ipam;
 use super::locate::Place;
-use super::owner::Key;
+use super::owner::{Key, Owner};
 use super::records::Records;
 use super::started::started;
 use super::step::Phase;
@@ -39,21 +39,24 @@ use rail_netlink::link;
 
 /// ADD.
 pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<AddResult> {
-    let mut request = Request::read(network, attachment, path)?;
+    let node = started(Node::load()?, network);
+    node.check_place(Some(path))?;
+    let mut request = Request::read(network, attachment, path, &node)?;
+    let netns = Netns::open(path)?;
+    request.refuse_missing_ipam()?;
     watchdog::step(|| "finding the device".to_owned());
-    let node = request.node.clone();
     let records = Records::open(&node)?;
     let key = Key::whole(attachment);
     let mut lock = records.locks.attachment(&key)?;
     lock.refuse_if_deleted()?;
     let mut attach = request
-        .begin(&key, &records, &node)
+        .heal_claim_and_plan(&key, netns, &records)
         .map_err(|error| request.conf.with_rail(error))?;
-    match request.attach(&mut attach) {
+    match request.lease_and_make(&mut attach) {
         Ok(leased) => {
             let device = attach.subject.device.describe();
             log::info!("{device} is {} of the pod", attachment.ifname);
-            Ok(request.report(&attach, leased))
+            Ok(request.result(&attach, leased))
         }
         Err(error) => {
             attach.roll_back();
@@ -62,150 +65,168 @@ pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<Ad
     }
 }
 
-/// What the runtime asks for, checked as far as it can be without the device.
+/// A call of the runtime, checked as far as is possible without the device.
 struct Request<'a> {
     network: &'a Network,
     /// CNI_NETNS.
     path: &'a Path,
-    node: Node,
+    node: &'a Node,
     conf: NetConf,
     /// The result of earlier plugins of the chain.
     previous: AddResult,
-    netns: Option<Netns>,
 }
 
 impl<'a> Request<'a> {
-    /// Reads and checks all that the runtime and the node say. Nothing changes.
+    /// Reads and checks the network and the result of earlier plugins.
     fn read(
         network: &'a Network,
-        attachment: &'a Attachment,
+        attachment: &Attachment,
         path: &'a Path,
+        node: &'a Node,
     ) -> Result<Request<'a>> {
-        let node = started(Node::load()?, network);
-        node.check_place(Some(path))?;
-        let conf = NetConf::parse(network, attachment, &node)?;
+        let conf = NetConf::parse(network, attachment, node)?;
         guid::refuse_unconfigured(&conf, network)?;
         let previous = network.previous()?.unwrap_or_default();
-        let netns = Some(Netns::open(path)?);
-        if let Some(name) = &conf.ipam {
-            // Before anything is done: a plugin that is not there gives no address.
-            find_plugin(name, &network.path)?;
-        }
         Ok(Request {
             network,
             path,
             node,
             conf,
             previous,
-            netns,
         })
     }
 
-    /// Heals, claims the device, refuses what can be refused without the address, plans the steps,
-    /// and puts the journal on file.
-    fn begin<'r>(
+    /// Refuses an IPAM plugin that is not installed.
+    fn refuse_missing_ipam(&self) -> Result<()> {
+        if let Some(name) = &self.conf.ipam {
+            find_plugin(name, &self.network.path)?;
+        }
+        Ok(())
+    }
+
+    /// Heals, claims the device, refuses everything that can be refused without the address, plans
+    /// the steps, and opens the journal.
+    fn heal_claim_and_plan<'r>(
         &mut self,
         key: &Key,
+        netns: Netns,
         records: &'r Records,
-        node: &'r Node,
     ) -> Result<Attaching<'r>>
     where
         'a: 'r,
     {
-        let netns = self.netns.take();
-        let mut pod = Pod::open(netns.context("the namespace of the pod is not open")?)?;
+        let node = self.node;
+        let mut pod = Pod::open(netns)?;
         let mut host = Socket::open()?;
         let listed = records.list()?;
         heal::own_attachment(records, &listed, key, node, &mut host)?;
         rail::refuse_name_in_use(&mut pod.socket, &key.attachment.ifname)?;
         heal::rdma_name(&self.conf, key, records, node)?;
         let claimed = claim::claim(records, &listed, &self.conf, key, node, &mut host)?;
-        let ipam_config = self.accept(&claimed.device, records, &mut host)?;
+        let device = claimed.device;
 
-        let mut owner = new_owner(self.network, key, self.path, &self.conf, &claimed.device)?;
-        let link = claimed.device.original.link.clone();
-        if let Some(link) = &link {
-            let requested = self.conf.mac.as_deref().map(link::format_mac);
-            owner.inside.mac = requested.unwrap_or_else(|| link.mac.clone());
-        }
-        let place = link.map_or(Place::UserSpace, Place::Host);
+        device::allowed::check(&device, &self.conf, node, &self.network.name, &mut host)?;
+        let ipam_config = self.take_rail_from(&device)?;
+        self.refuse_impossible(&device, records, &mut host)?;
+
+        let owner = self.owner(key, &device)?;
+        let place = match &device.original.link {
+            Some(link) => Place::Host(link.clone()),
+            None => Place::UserSpace,
+        };
         let mut cx = Cx::new(owner, place, node, &records.locks, host)?;
         cx.pod = Some(pod);
         let subject = Subject {
             network: self.network,
             conf: self.conf.clone(),
             ipam_config,
-            device: claimed.device,
+            device,
             previous: claimed.previous,
-            others: OtherRecords::new(records, listed, &cx.owner.container_id),
+            others: OtherRecords::new(records, listed, &key.attachment.container_id),
         };
         let mut attach = Attaching::new(subject, cx, records, claimed.lock);
         attach.plan(Phase::BeforeLease, &AddResult::default())?;
-        attach.begin()?;
+        attach.open_journal()?;
         Ok(attach)
     }
 
-    /// Refuses a device that this network may not have. Returns the configuration for the IPAM,
-    /// which compares the rail with that of its pool.
-    fn accept(&mut self, device: &Device, records: &Records, host: &mut Socket) -> Result<Vec<u8>> {
-        let Request {
-            network,
-            conf,
-            node,
-            ..
-        } = self;
-        device::allowed::check(device, conf, node, &network.name, host)?;
-        let rail_of_device = if conf.rail.is_none() {
-            device::allowed::rail_of(device, node)
-        } else {
-            None
-        };
-        conf.rail = conf.rail.or(rail_of_device);
-        calls::rail(conf.rail);
-        pending::settle_rdma(conf.rdma == Rdma::Required, device, records, node)?;
-        planes::check(conf, node, records, host)?;
-        claim::refuse_pf_of_attached_vfs(records, device, node, host)?;
-        gateway::refuse_userspace(conf, device)?;
-        match rail_of_device {
-            Some(rail) => network.stdin_with("rail", Value::from(rail)),
-            None => Ok(network.stdin.clone()),
+    /// Takes the rail from the device where the network has none. Returns the configuration for the
+    /// IPAM plugin, which compares the rail with that of its pool.
+    fn take_rail_from(&mut self, device: &Device) -> Result<Vec<u8>> {
+        let mut ipam_config = self.network.stdin.clone();
+        if self.conf.rail.is_none() {
+            self.conf.rail = device::allowed::rail_of(device, self.node);
+            if let Some(rail) = self.conf.rail {
+                ipam_config = self.network.stdin_with("rail", Value::from(rail))?;
+            }
         }
+        calls::rail(self.conf.rail);
+        Ok(ipam_config)
+    }
+
+    /// Refuses a device whose rail cannot work now, or that other pods depend on.
+    fn refuse_impossible(
+        &mut self,
+        device: &Device,
+        records: &Records,
+        host: &mut Socket,
+    ) -> Result<()> {
+        let node = self.node;
+        pending::settle_rdma(self.conf.rdma == Rdma::Required, device, records, node)?;
+        let can_probe = planes::check(&self.conf, node, records, host)?;
+        if !can_probe {
+            self.conf.probe = None;
+        }
+        claim::refuse_pf_of_attached_vfs(records, device, node, host)?;
+        gateway::refuse_userspace(&self.conf, device)
+    }
+
+    /// The owner of the claimed device.
+    fn owner(&self, key: &Key, device: &Device) -> Result<Owner> {
+        let mut owner = new_owner(self.network, key, self.path, &self.conf, device)?;
+        if let Some(link) = &device.original.link {
+            owner.inside.mac = match &self.conf.mac {
+                Some(mac) => link::format_mac(mac),
+                None => link.mac.clone(),
+            };
+        }
+        Ok(owner)
     }
 
     /// Takes the address, plans the steps that need it, and makes all steps.
-    fn attach(&self, attach: &mut Attaching<'_>) -> Result<AddResult> {
+    fn lease_and_make(&self, attach: &mut Attaching<'_>) -> Result<AddResult> {
         // An error of the IPAM is passed on as it came.
         let leased = self.lease(attach)?;
         crate::log::addresses(leased.ips.iter().map(|ip| ip.address.addr()));
         attach
-            .make_rail(&leased)
+            .plan_and_make(&leased)
             .map_err(|error| self.conf.with_rail(error))?;
         Ok(leased)
     }
 
-    /// The address comes first: while it is refused, nothing has moved.
+    /// Takes the address. Nothing has moved yet: a refusal costs nothing.
     fn lease(&self, attach: &mut Attaching<'_>) -> Result<AddResult> {
-        let Request { network, node, .. } = self;
         let record = &mut attach.journal.record;
-        let lease = record.find::<IpamLease>();
-        let Some(name) = lease.map(|lease| lease.r#type.clone()) else {
-            let of_host = record.find::<HostAddresses>();
-            return self.fits_version(of_host.map(HostAddresses::lease).unwrap_or_default());
+        let Some(name) = record.find::<IpamLease>().map(|lease| lease.r#type.clone()) else {
+            let host_addresses = record.find::<HostAddresses>();
+            let leased = host_addresses.map(HostAddresses::lease).unwrap_or_default();
+            self.refuse_inexpressible(&leased)?;
+            return Ok(leased);
         };
-        let (records, key) = (attach.journal.records, attach.cx.owner.key());
-        let ipam = Ipam::of(&name, network, &attach.subject.ipam_config, node)?;
-        let attachment = attach.cx.owner.attachment();
-        let add = Command::Add(attachment.clone(), self.path.to_owned());
-        // With what was healed just now, whose address another call may be freeing.
-        let before = records.pending_names()?;
-        let mut added = ipam.add(&add, network.version);
-        // Perhaps because of what pods before this one have left.
-        if added.as_ref().is_err_and(cni::gave_nothing) {
-            let is_any_back = heal::missing_devices(records, node)?;
-            if pending::free_addresses(&before, records, node, &name, &key)? || is_any_back {
-                ipam.run(&Command::Del(attachment, Some(self.path.to_owned())))?;
-                added = ipam.add(&add, network.version);
-            }
+        let records = attach.journal.records;
+        let key = attach.cx.owner.key();
+        let ipam = Ipam::for_network(&name, self.network, &attach.subject.ipam_config, self.node)?;
+        let add = Command::Add(key.attachment.clone(), self.path.to_owned());
+        // Listed before ADD: another call may free the address of one of these meanwhile.
+        let pending_before = records.pending_names()?;
+        let mut added = ipam.add(&add, self.network.version);
+        // Earlier pods may have left the address in use.
+        if added.as_ref().is_err_and(cni::gave_nothing)
+            && self.free_addresses(&name, &key, &pending_before, records)?
+        {
+            let del = Command::Del(key.attachment, Some(self.path.to_owned()));
+            ipam.run(&del)?;
+            added = ipam.add(&add, self.network.version);
         }
         if let Some(lease) = record.find_mut::<IpamLease>() {
             lease.may_hold = !added.as_ref().is_err_and(cni::gave_nothing);
@@ -214,61 +235,72 @@ impl<'a> Request<'a> {
         if leased.ips.is_empty() {
             fail!(InvalidConfig, "the IPAM plugin {name} returned no address");
         }
-        self.fits_version(leased)
+        self.refuse_inexpressible(&leased)?;
+        Ok(leased)
     }
 
-    /// Refuses a result that the version of the network cannot express.
-    fn fits_version(&self, leased: AddResult) -> Result<AddResult> {
-        let of_family = |is_v4| {
-            leased
-                .ips
-                .iter()
-                .filter(move |ip| ip.address.addr().is_ipv4() == is_v4)
-                .count()
-        };
+    /// Frees the addresses of dead pods. Returns whether another ADD of the IPAM plugin `name` may
+    /// succeed.
+    fn free_addresses(
+        &self,
+        name: &str,
+        key: &Key,
+        pending_before: &[String],
+        records: &Records,
+    ) -> Result<bool> {
+        let has_returned = heal::missing_devices(records, self.node)?;
+        let is_freed = pending::free_addresses(pending_before, records, self.node, name, key)?;
+        Ok(has_returned || is_freed)
+    }
+
+    /// Refuses addresses that the version of the network cannot express.
+    fn refuse_inexpressible(&self, leased: &AddResult) -> Result<()> {
         let version = self.network.version;
-        if version < Version::V030 && (of_family(true) > 1 || of_family(false) > 1) {
+        if version >= Version::V030 {
+            return Ok(());
+        }
+        let count = leased.ips.len();
+        let count_v4 = leased
+            .ips
+            .iter()
+            .filter(|ip| ip.address.addr().is_ipv4())
+            .count();
+        if count_v4 > 1 || count - count_v4 > 1 {
             let version = version.as_str();
             fail!(
                 InvalidConfig,
                 "a result of cniVersion {version} can have only one address per family: use 0.3.0"
             );
         }
-        Ok(leased)
+        Ok(())
     }
 
-    /// The result: only what was done.
-    fn report(self, attach: &Attaching<'_>, leased: AddResult) -> AddResult {
+    /// The result: interface, addresses and routes as they are in the pod, after the results of
+    /// earlier plugins.
+    fn result(self, attach: &Attaching<'_>, leased: AddResult) -> AddResult {
         let owner = &attach.cx.owner;
         let link = attach.cx.link_in_pod();
         let interface = cni::Interface {
             name: owner.ifname.clone(),
-            mac: link
-                .as_ref()
-                .map_or_else(|| owner.inside.mac.clone(), |link| link.mac.clone()),
-            mtu: link.as_ref().map(|link| link.mtu),
+            mac: match &link {
+                Some(link) => link.mac.clone(),
+                None => owner.inside.mac.clone(),
+            },
+            mtu: link.map(|link| link.mtu),
             sandbox: self.path.to_string_lossy().into_owned(),
             pci_id: owner.device.pci_id.clone(),
             socket_path: None,
         };
-        let ips = leased
-            .ips
-            .into_iter()
-            .map(|ip| cni::Ip {
-                interface: Some(0),
-                ..ip
-            })
-            .collect();
-        let routes = attach
-            .journal
-            .record
-            .find::<Rail>()
-            .map(Rail::in_result)
-            .unwrap_or_default();
+        let mut ips = leased.ips;
+        for ip in &mut ips {
+            ip.interface = Some(0);
+        }
+        let rail = attach.journal.record.find::<Rail>();
+        let routes = rail.map(Rail::in_result).unwrap_or_default();
         let dns = if self.conf.dns.is_empty() {
             leased.dns
         } else {
-            self.conf.dns.clone()
+            self.conf.dns
         };
         self.previous.merged_with(AddResult {
             interfaces: vec![interface],

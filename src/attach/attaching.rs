@@ -1,4 +1,4 @@
-//! An attachment while ADD makes it: what it is about, its journal, and the steps.
+//! An attachment while ADD makes it: network and device, journal, and steps.
 
 use std::cell::OnceCell;
 use std::path::Path;
@@ -82,7 +82,7 @@ pub struct Journal<'a> {
 }
 
 impl Journal<'_> {
-    /// Writes the record, with what the steps have learned since.
+    /// Writes the record with the present owner and steps.
     fn write(&mut self, cx: &mut Cx<'_>) -> Result<()> {
         self.record.owner = cx.owner.clone();
         cx.facts = self.record.facts();
@@ -91,7 +91,7 @@ impl Journal<'_> {
 }
 
 impl<'a> Attaching<'a> {
-    /// Nothing is planned yet.
+    /// An attachment without planned steps.
     pub fn new(
         subject: Subject<'a>,
         cx: Cx<'a>,
@@ -114,10 +114,13 @@ impl<'a> Attaching<'a> {
     pub fn plan(&mut self, phase: Phase, leased: &AddResult) -> Result<()> {
         let asked = self.subject.asked(leased);
         let record = &mut self.journal.record;
-        steps::plan(phase, &asked, &mut self.cx, |change, cx| {
-            record.plan(change);
-            cx.facts = record.facts();
-        })
+        for planner in steps::PLANNERS {
+            if let Some(change) = planner(phase, &asked, &mut self.cx)? {
+                record.plan(change);
+                self.cx.facts = record.facts();
+            }
+        }
+        Ok(())
     }
 
     /// Plans the steps of an attachment of the RDMA device alone. `previous` is the result of the
@@ -142,9 +145,9 @@ impl<'a> Attaching<'a> {
         Ok(())
     }
 
-    /// Takes over what an earlier attachment of the device left, and writes the journal before
-    /// anything changes.
-    pub fn begin(&mut self) -> Result<()> {
+    /// Writes the journal before the first change, with the steps that an earlier attachment of the
+    /// device left.
+    pub fn open_journal(&mut self) -> Result<()> {
         let Some(previous) = &self.subject.previous else {
             return self.journal.write(&mut self.cx);
         };
@@ -156,14 +159,15 @@ impl<'a> Attaching<'a> {
     }
 
     /// Plans the steps that need the address, and makes all steps.
-    pub fn make_rail(&mut self, leased: &AddResult) -> Result<()> {
+    pub fn plan_and_make(&mut self, leased: &AddResult) -> Result<()> {
         self.plan(Phase::AfterLease, leased)?;
         self.journal.write(&mut self.cx)?;
         self.make(leased)?;
-        // Not before the gateway is asked: the kernel does not ask a permanent neighbour.
-        let of_host = self.journal.record.find::<HostAddresses>();
-        if let (Some(of_host), Some(link)) = (of_host, self.cx.link_in_pod()) {
-            of_host.set_neighbours(&mut self.cx.pod()?.socket, &link);
+        // After the gateway probe: the kernel does not probe a permanent neighbour.
+        if let Some(host_addresses) = self.journal.record.find::<HostAddresses>() {
+            if let Some(link) = self.cx.link_in_pod() {
+                host_addresses.set_neighbours(&mut self.cx.pod()?.socket, &link);
+            }
         }
         Ok(())
     }
@@ -192,8 +196,7 @@ impl<'a> Attaching<'a> {
         self.journal.write(&mut self.cx)
     }
 
-    /// Undoes every step. What cannot be undone stays on record: DEL, the next ADD or `reap`
-    /// continue from there.
+    /// Undoes every step. Those that fail stay on record for DEL, the next ADD or `reap`.
     pub fn roll_back(self) {
         let Journal {
             records,
@@ -202,8 +205,8 @@ impl<'a> Attaching<'a> {
         } = self.journal;
         record.owner = self.cx.owner.clone();
         let ended = undo::end(record, records, lock, LeaseReturn::Now, self.cx.node);
-        if let Err(left) = ended {
-            log::error!("undoing ADD failed: {left:#}");
+        if let Err(error) = ended {
+            log::error!("undoing ADD failed: {error:#}");
         }
     }
 }
@@ -218,7 +221,7 @@ pub struct OtherRecords<'a> {
 }
 
 impl<'a> OtherRecords<'a> {
-    /// Those that matter to an attachment of this container.
+    /// The records beside that of an attachment of this container.
     pub fn new(records: &'a Records, listed: Listed, container_id: &str) -> OtherRecords<'a> {
         OtherRecords {
             records,
@@ -247,7 +250,7 @@ impl Others for OtherRecords<'_> {
     }
 }
 
-/// The owner that this ADD makes.
+/// The owner of the device that this ADD attaches.
 pub fn new_owner(
     network: &Network,
     key: &Key,

@@ -99,7 +99,7 @@ pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<Ad
     };
     let mut attach = Attaching::new(subject, cx, &records, lock);
     attach.plan_rdma_alone(&previous)?;
-    attach.begin()?;
+    attach.open_journal()?;
     watchdog::step(|| "moving the RDMA device".to_owned());
     if let Err(error) = attach.make(&previous) {
         let error = attach.subject.conf.with_rail(error);

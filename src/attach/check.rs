@@ -69,7 +69,7 @@ pub fn of_device(
     node: &Node,
 ) -> Result<Vec<String>> {
     let pod = Some(Pod::open(netns)?);
-    let mut cx = Cx::with(pod, &record.owner, record.facts(), node, &records.locks)?;
+    let mut cx = Cx::with_pod(pod, &record.owner, record.facts(), node, &records.locks)?;
     cx.locate()?;
     let mut found = Vec::new();
     for step in &record.steps {

@@ -1,4 +1,4 @@
-//! The claim of a device: from here on no other call takes it.
+//! The claim of a device: while it is held, no other call takes the device.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -21,11 +21,11 @@ use rail_netlink::Socket;
 
 /// How long ADD waits for a pod that has the device, and may be ending: after a forced delete, the
 /// kubelet gives the device to the next pod before the runtime has stopped the last one. Shorter
-/// than its next try takes, 11 s.
-const ENDING: Duration = Duration::from_secs(3);
+/// than the 11 s after which the kubelet tries again.
+const HOLDER_PATIENCE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A device that no attachment has, and that none can claim while this is kept.
+/// A device without an attachment, locked against other calls.
 #[derive(Debug)]
 pub struct ClaimedDevice {
     /// The device.
@@ -47,15 +47,15 @@ pub fn claim(
     host: &mut Socket,
 ) -> Result<ClaimedDevice> {
     let began = Instant::now();
-    let mut tried = try_claim(records, listed, conf, key, node, host);
-    while matches!(tried, Err(Refused::Held(_))) && began.elapsed() < ENDING {
+    let mut claimed = try_claim(records, listed, conf, key, node, host);
+    while matches!(claimed, Err(Refused::Held(_))) && began.elapsed() < HOLDER_PATIENCE {
         sleep(PAUSE);
-        tried = try_claim(records, &records.list()?, conf, key, node, host);
+        claimed = try_claim(records, &records.list()?, conf, key, node, host);
     }
-    tried.map_err(Refused::into_error)
+    claimed.map_err(Refused::into_error)
 }
 
-/// Heals and looks, and does both once more if another call came between.
+/// Heals and locks, and once more if another call interfered.
 fn try_claim(
     records: &Records,
     listed: &Listed,
@@ -67,7 +67,8 @@ fn try_claim(
     if let Some(claimed) = heal_and_lock(records, listed, conf, key, node, host)? {
         return Ok(claimed);
     }
-    if let Some(claimed) = heal_and_lock(records, &records.list()?, conf, key, node, host)? {
+    let listed = records.list()?;
+    if let Some(claimed) = heal_and_lock(records, &listed, conf, key, node, host)? {
         return Ok(claimed);
     }
     let error = failure!(
@@ -78,6 +79,8 @@ fn try_claim(
     Err(error.into())
 }
 
+/// Heals the device, locks it, and looks whether it is still there and free. `None` if it is not on
+/// the host, or if another call took it while this one waited for the lock.
 fn heal_and_lock(
     records: &Records,
     listed: &Listed,
@@ -89,19 +92,6 @@ fn heal_and_lock(
     let Some(device) = heal::device(records, listed, conf, key, node, host)? else {
         return Ok(None);
     };
-    Ok(lock_if_free(device, records, conf, key, node, host)?)
-}
-
-/// Locks the device, and looks whether it is still there and free: another call may have taken it
-/// while this one waited.
-fn lock_if_free(
-    device: Device,
-    records: &Records,
-    conf: &NetConf,
-    key: &Key,
-    node: &Node,
-    host: &mut Socket,
-) -> Result<Option<ClaimedDevice>> {
     let id = device.original.id;
     let mut lock = records.locks.device(&id)?;
     let Some(device) = heal::find(conf, records, node, host)? else {
@@ -135,9 +125,9 @@ pub fn refuse_pf_of_attached_vfs(
         if vf.pf.is_none() || vf.pf != device.original.pci_id || vf.id == device.original.id {
             continue;
         }
-        // Of an ADD that is under way there is only the record, with its lock held.
-        let is_begun = !record.is_attached() && records.locks.is_busy(&record.owner.key())?;
-        if is_begun || !state::of(&record, node, host)?.is_left_over() {
+        // An ADD under way has only a record so far, and holds its lock.
+        let is_adding = !record.is_attached() && records.locks.is_busy(&record.owner.key())?;
+        if is_adding || !state::of(&record, node, host)?.is_left_over() {
             let what = device.describe();
             let holder = record.owner.describe();
             let vf = &vf.id;

@@ -1,5 +1,4 @@
-//! What the steps of one attachment work with: its owner, the sockets, the locks, and where the
-//! device is.
+//! The context of an attachment's steps: owner, sockets, locks, and the place of the device.
 
 use std::net::IpAddr;
 
@@ -25,9 +24,9 @@ pub struct Cx<'a> {
     pub node: &'a Node,
     /// The locks.
     pub locks: &'a Locks,
-    /// Whose device it is.
+    /// Pod and device of the attachment.
     pub owner: Owner,
-    /// What steps know of each other.
+    /// Facts that one step has for others.
     pub facts: Facts,
     /// A socket of the host's namespace.
     pub host: Socket,
@@ -37,13 +36,13 @@ pub struct Cx<'a> {
     pub function: Option<Function>,
     /// Where the device is, as far as is known.
     pub place: Place,
-    /// Whether its driver was bound again: netdev and RDMA devices are others than before.
+    /// Whether its driver was bound again, which made new netdevs and RDMA devices.
     pub is_anew: bool,
     /// Keeps other networks of the pod from choosing the same routing table.
     pub table_lock: Option<Lock>,
 }
 
-/// What steps know of each other.
+/// Facts that one step has for others, from the record.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// The driver of the device, to bind it again.
@@ -88,19 +87,20 @@ pub struct Bound {
 }
 
 impl<'a> Cx<'a> {
-    /// The context of an attachment whose device is to be undone: the pod's namespace is opened if
-    /// it is still there.
-    pub fn of(owner: &Owner, facts: Facts, node: &'a Node, locks: &'a Locks) -> Result<Cx<'a>> {
+    /// The context of an attachment on record, to undo it: the pod's namespace is opened if it still
+    /// exists.
+    pub fn open(owner: &Owner, facts: Facts, node: &'a Node, locks: &'a Locks) -> Result<Cx<'a>> {
         let netns = if owner.is_of_this_boot()? {
             locate::open_if_same(&owner.netns)?
         } else {
             None
         };
-        Cx::with(netns.map(Pod::open).transpose()?, owner, facts, node, locks)
+        let pod = netns.map(Pod::open).transpose()?;
+        Cx::with_pod(pod, owner, facts, node, locks)
     }
 
-    /// The context of an attachment with this pod, before its device is located.
-    pub fn with(
+    /// The context of an attachment on record with this pod, before its device is located.
+    pub fn with_pod(
         pod: Option<Pod>,
         owner: &Owner,
         facts: Facts,

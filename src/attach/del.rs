@@ -50,7 +50,7 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
     let command = Command::Del(attachment.clone(), path.map(Path::to_owned));
     let delete = || {
         let Some(name) = ipam else { return Ok(()) };
-        Ipam::of(name, network, &network.stdin, &node)?.run(&command)
+        Ipam::for_network(name, network, &network.stdin, &node)?.run(&command)
     };
 
     let records = Records::open_for_del(&node)?;

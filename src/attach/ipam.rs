@@ -55,8 +55,8 @@ impl<'a> Ipam<'a> {
         })
     }
 
-    /// The same for a call of rail-cni, with what that was called with.
-    pub fn of(
+    /// Finds the plugin in CNI_PATH of this call, to be called with its CNI_ARGS.
+    pub fn for_network(
         name: &'a str,
         network: &'a Network,
         stdin: &'a [u8],

@@ -101,7 +101,7 @@ impl Plugin for Attach {
                 None => &network.stdin,
             };
             let command = Command::Check(attachment.clone(), path.to_owned());
-            let checked = Ipam::of(name, network, stdin, &node)?.run(&command);
+            let checked = Ipam::for_network(name, network, stdin, &node)?.run(&command);
             if found.is_empty() {
                 return checked;
             }
@@ -122,7 +122,7 @@ impl Plugin for Attach {
         let Some(name) = Outline::of(network).ipam(&node.policy)? else {
             return Ok(());
         };
-        let ipam = Ipam::of(name, network, &network.stdin, &node);
+        let ipam = Ipam::for_network(name, network, &network.stdin, &node);
         ipam.map_err(|error| failure!(NotAvailable, "{error:#}"))?
             .run(&Command::Status)
     }
@@ -145,7 +145,7 @@ impl Plugin for Attach {
             done.push(pending::retry_due(&records, &node));
         }
         if let Some(name) = ipam {
-            let ipam = Ipam::of(name, network, &network.stdin, &node);
+            let ipam = Ipam::for_network(name, network, &network.stdin, &node);
             done.push(ipam.and_then(|ipam| ipam.run(&Command::Gc)));
         }
         all_of(done)

@@ -78,7 +78,7 @@ fn retry_others(pending: &mut Pending, records: &Records, node: &Node) -> Result
         return Ok(());
     }
     let record = &mut pending.record;
-    let mut cx = Cx::of(&record.owner, record.facts(), node, &records.locks)?;
+    let mut cx = Cx::open(&record.owner, record.facts(), node, &records.locks)?;
     for step in record
         .steps
         .iter_mut()
@@ -158,7 +158,7 @@ fn rdma_beside(claims: &[Record], pending: &Pending, records: &Records, node: &N
     if let Some(claim) = claims.iter().find(|claim| may_lose(claim)) {
         return Err(waits_for(claim, "it"));
     }
-    let mut cx = Cx::of(&record.owner, record.facts(), node, &records.locks)?;
+    let mut cx = Cx::open(&record.owner, record.facts(), node, &records.locks)?;
     rdma::take_back(&step.moving, &mut cx)?;
     step.wait_for(&cx)?;
     // A pod that has the netdev without the RDMA device has not taken over what that was.
@@ -196,7 +196,7 @@ fn restore_again(
         }
         return records.note(pending, Entry::is_of_device);
     }
-    let mut cx = Cx::of(&owner, pending.record.facts(), node, &records.locks)?;
+    let mut cx = Cx::open(&owner, pending.record.facts(), node, &records.locks)?;
     cx.await_home()?;
     // A driver is not bound again beside another pod's call: it may take long, and the host may use
     // the netdev.
@@ -504,7 +504,7 @@ pub fn settle_rdma(
         if !record.owner.is_of_this_boot()? {
             continue;
         }
-        let cx = Cx::of(&record.owner, record.facts(), node, &records.locks)?;
+        let cx = Cx::open(&record.owner, record.facts(), node, &records.locks)?;
         step.restore(&cx)
             .unwrap_or_else(|error| log::warn!("{error:#}"));
         if is_required && device.rdma_devices()?.is_empty() {

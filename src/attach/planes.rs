@@ -4,6 +4,7 @@
 use anyhow::Result;
 
 use super::locate;
+use super::owner::Owner;
 use super::records::Records;
 use crate::fail;
 use crate::netconf::NetConf;
@@ -12,7 +13,7 @@ use crate::node::Node;
 use crate::pool::{RAILS, is_same_rail};
 use crate::sysfs::{DeviceId, Function};
 use rail_netlink::Socket;
-use rail_netlink::link;
+use rail_netlink::link::{self, Link};
 
 /// A plane of a rail.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,11 +36,11 @@ impl Plane {
     }
 }
 
-/// Refuses a pod while too few planes of its rail have a carrier. If there are enough, and that of
-/// `conf` has none, its gateway is not asked.
-pub fn check(conf: &mut NetConf, node: &Node, records: &Records, host: &mut Socket) -> Result<()> {
+/// Refuses a pod while too few planes of its rail have a carrier. Returns whether the gateway can
+/// be probed: not if the plane of this network is one without a carrier.
+pub fn check(conf: &NetConf, node: &Node, records: &Records, host: &mut Socket) -> Result<bool> {
     let Some(min) = conf.min_planes else {
-        return Ok(());
+        return Ok(true);
     };
     let Some(rail) = conf.rail else {
         fail!(
@@ -48,21 +49,22 @@ pub fn check(conf: &mut NetConf, node: &Node, records: &Records, host: &mut Sock
         );
     };
     let mut planes: Vec<Plane> = Vec::new();
-    for one in node.rails.iter().filter(|one| is_same_rail(one.rail, rail)) {
-        let carrier = has_carrier(&one.pf, node, records, host)?;
-        match planes.iter_mut().find(|plane| plane.rail == one.rail) {
+    for node_rail in &node.rails {
+        if !is_same_rail(node_rail.rail, rail) {
+            continue;
+        }
+        let carrier = has_carrier(&node_rail.pf, node, records, host)?;
+        match planes.iter_mut().find(|plane| plane.rail == node_rail.rail) {
             Some(plane) => plane.carrier |= carrier,
             None => planes.push(Plane {
-                rail: one.rail,
-                pf: one.pf.clone(),
+                rail: node_rail.rail,
+                pf: node_rail.pf.clone(),
                 carrier,
             }),
         }
     }
-    let (all, lost): (_, Vec<_>) = (
-        planes.len(),
-        planes.iter().filter(|plane| !plane.carrier).collect(),
-    );
+    let all = planes.len();
+    let lost: Vec<&Plane> = planes.iter().filter(|plane| !plane.carrier).collect();
     if all < usize::from(min) {
         let first = rail % RAILS;
         fail!(
@@ -71,15 +73,11 @@ pub fn check(conf: &mut NetConf, node: &Node, records: &Records, host: &mut Sock
         );
     }
     if lost.is_empty() {
-        return Ok(());
+        return Ok(true);
     }
-    let (up, named) = (
-        all - lost.len(),
-        lost.iter()
-            .map(|plane| plane.describe())
-            .collect::<Vec<_>>()
-            .join(", "),
-    );
+    let up = all - lost.len();
+    let lost_names: Vec<String> = lost.iter().map(|plane| plane.describe()).collect();
+    let named = lost_names.join(", ");
     if up < usize::from(min) {
         fail!(
             TryAgain,
@@ -90,10 +88,7 @@ pub fn check(conf: &mut NetConf, node: &Node, records: &Records, host: &mut Sock
         "{up} of {all} planes of rail {} have a carrier: {named} has none",
         rail % RAILS
     );
-    if lost.iter().any(|plane| plane.rail == rail) {
-        conf.probe = None;
-    }
-    Ok(())
+    Ok(!lost.iter().any(|plane| plane.rail == rail))
 }
 
 /// Whether a PF has a carrier, on the host or in the pod that has it. One that is down has none.
@@ -106,27 +101,23 @@ fn has_carrier(pf: &str, node: &Node, records: &Records, host: &mut Socket) -> R
         Some(function) => function.netdev()?,
         None => Some(pf.to_owned()),
     };
-    if let Some(link) = name
-        .map(|name| link::by_name(host, &name))
-        .transpose()?
-        .flatten()
-    {
-        return Ok(link.carrier);
+    if let Some(name) = name {
+        if let Some(link) = link::by_name(host, &name)? {
+            return Ok(link.carrier);
+        }
     }
-    let Some(record) = records
-        .all()?
-        .0
-        .into_iter()
-        .find(|record| record.owner.device.is_pf(pf))
-    else {
+    let (records, _) = records.all()?;
+    let Some(record) = records.iter().find(|record| record.owner.device.is_pf(pf)) else {
         return Ok(false);
     };
-    let owner = &record.owner;
-    let in_pod = || {
-        locate::in_pod(
-            owner,
-            &mut Netns::open(&owner.netns.path)?.run(Socket::open)?,
-        )
-    };
-    Ok(in_pod().ok().flatten().is_some_and(|link| link.carrier))
+    match link_in_pod(&record.owner) {
+        Ok(Some(link)) => Ok(link.carrier),
+        Ok(None) | Err(_) => Ok(false),
+    }
+}
+
+/// The netdev in the pod that has the device.
+fn link_in_pod(owner: &Owner) -> Result<Option<Link>> {
+    let netns = Netns::open(&owner.netns.path)?;
+    locate::in_pod(owner, &mut netns.run(Socket::open)?)
 }

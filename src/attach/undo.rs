@@ -39,7 +39,7 @@ pub fn end(
     lease: LeaseReturn,
     node: &Node,
 ) -> Result<Ended> {
-    let mut cx = Cx::of(&record.owner, record.facts(), node, &records.locks)?;
+    let mut cx = Cx::open(&record.owner, record.facts(), node, &records.locks)?;
     for step in &mut record.steps {
         if step.is::<DeviceInfo>() && step.is_left() {
             let done = step.change.step().undo(&mut cx);

@@ -107,21 +107,23 @@ macro_rules! steps {
             }
         )*
 
-        /// Plans the steps of this phase, in their order.
-        pub fn plan<'a>(
-            phase: Phase,
-            asked: &Asked<'_>,
-            cx: &mut Cx<'a>,
-            mut planned: impl FnMut(Change, &mut Cx<'a>),
-        ) -> Result<()> {
-            $(if <$kind as Step>::phase() == phase {
-                if let Some(step) = <$kind as Step>::plan(asked, cx)? {
-                    planned(step.into(), cx);
-                }
-            })*
-            Ok(())
-        }
+        /// The planner of each step, in the order of ADD.
+        pub const PLANNERS: &[Planner] = &[$(plan_in_phase::<$kind>),*];
     };
+}
+
+/// Plans one step; `None` if it belongs to another phase, or if this ADD does not need it.
+pub type Planner = fn(Phase, &Asked<'_>, &mut Cx<'_>) -> Result<Option<Change>>;
+
+fn plan_in_phase<S: Step + Into<Change>>(
+    phase: Phase,
+    asked: &Asked<'_>,
+    cx: &mut Cx<'_>,
+) -> Result<Option<Change>> {
+    if S::phase() != phase {
+        return Ok(None);
+    }
+    Ok(S::plan(asked, cx)?.map(Into::into))
 }
 
 /// The data of a matched variant, or the step itself where it has none: a type without size, of
