@@ -90,7 +90,7 @@ pub fn write(
         Form::Single => OF_SINGLES,
     };
     let mut text = head.to_owned();
-    for network in networks.of(plan)? {
+    for network in networks.networks(plan)? {
         text.push_str(&network.text(form, namespace)?);
     }
     Ok(vec![File {
@@ -109,16 +109,19 @@ impl Networks {
         Ok(Networks { is_one, resource })
     }
 
-    /// The networks of the plan.
-    pub(super) fn of<'a>(&self, plan: &'a Plan) -> Result<Vec<Network<'a>>> {
+    /// The networks of the plan: one for all rails, or one for each. No two have one resource.
+    pub(super) fn networks<'a>(&self, plan: &'a Plan) -> Result<Vec<Network<'a>>> {
         refuse_hwplb(plan)?;
-        let all: Vec<Vec<&Pool>> = match self.is_one {
-            true => vec![of_all_rails(plan)?],
-            false => of_rails(plan),
+        let pools_by_network = if self.is_one {
+            vec![of_all_rails(plan)?]
+        } else {
+            of_rails(plan)
         };
         let mut networks: Vec<Network<'_>> = Vec::new();
-        for pools in all {
-            let Some(first) = pools.first() else { continue };
+        for pools in pools_by_network {
+            let Some(first) = pools.first() else {
+                continue;
+            };
             first.check_object_name()?;
             let name = if self.is_one {
                 ONE

@@ -201,7 +201,7 @@ struct Resource {
 fn resources_of(plan: &Plan, networks: &Networks) -> Result<Vec<Resource>> {
     let (mut resources, mut faults) = (Vec::new(), Vec::new());
     let mut rails: BTreeMap<String, (String, String)> = BTreeMap::new();
-    for network in networks.of(plan)? {
+    for network in networks.networks(plan)? {
         let mut names: Vec<String> = Vec::new();
         for (node_name, _, pf) in pfs(&network.pools, &mut faults) {
             if !names.iter().any(|name| name == pf) {

@@ -69,8 +69,8 @@ impl Text {
     /// Reads a file, `-` for stdin.
     pub fn read(file: &str) -> Result<Text, Fault> {
         let shown = if file == "-" { "stdin" } else { file };
-        let bytes =
-            bytes(file).map_err(|error| Fault::whole(error.to_string()).at(Place::file(shown)))?;
+        let bytes = read_bytes(file)
+            .map_err(|error| Fault::whole(error.to_string()).at(Place::file(shown)))?;
         Ok(Text {
             file: shown.to_owned(),
             bytes,
@@ -114,7 +114,8 @@ pub fn read_all(files: &[String]) -> Result<Vec<Document>> {
 
 /// Reads several files. One error names all that cannot be read.
 pub fn read_texts(files: &[String]) -> Result<Vec<Text>> {
-    let (mut texts, mut faults) = (Vec::new(), Vec::new());
+    let mut texts = Vec::new();
+    let mut faults = Vec::new();
     for file in files {
         match Text::read(file) {
             Ok(text) => texts.push(text),
@@ -129,13 +130,14 @@ pub fn read_texts(files: &[String]) -> Result<Vec<Text>> {
 
 /// Parses several files. One error names everything that is wrong with any of them.
 pub fn parse_all(texts: &[Text]) -> Result<Vec<Document>> {
-    let (mut documents, mut faults) = (Vec::new(), Vec::new());
+    let mut documents = Vec::new();
+    let mut faults = Vec::new();
     for Text { file, bytes } in texts {
         match parse(file, bytes) {
-            Ok(none) if none.is_empty() => {
+            Ok(parsed) if parsed.is_empty() => {
                 faults.push(Fault::whole("the file is empty").at(Place::file(file)))
             }
-            Ok(some) => documents.extend(some),
+            Ok(parsed) => documents.extend(parsed),
             Err(fault) => faults.push(fault),
         }
     }
@@ -172,14 +174,14 @@ impl Document {
     }
 }
 
-/// The bytes of a regular file, `-` for stdin.
-fn bytes(file: &str) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
+/// Reads a regular file of at most [`MAX_FILE`] bytes, `-` for stdin.
+fn read_bytes(file: &str) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
     let limit = MAX_FILE as u64 + 1;
     if file == "-" {
-        io::stdin().lock().take(limit).read_to_end(&mut text)?;
+        io::stdin().lock().take(limit).read_to_end(&mut bytes)?;
     } else {
-        // A FIFO would let us wait for a writer for ever.
+        // Non-blocking: opening a FIFO would wait for a writer.
         let opened = File::options()
             .read(true)
             .custom_flags(OFlag::O_NONBLOCK.bits())
@@ -187,15 +189,15 @@ fn bytes(file: &str) -> io::Result<Vec<u8>> {
         if !opened.metadata()?.is_file() {
             return Err(io::Error::other("not a regular file"));
         }
-        opened.take(limit).read_to_end(&mut text)?;
+        opened.take(limit).read_to_end(&mut bytes)?;
     }
-    if text.len() > MAX_FILE {
+    if bytes.len() > MAX_FILE {
         return Err(io::Error::other(format!(
             "larger than {} MiB",
             MAX_FILE >> 20
         )));
     }
-    Ok(text)
+    Ok(bytes)
 }
 
 /// A value with its lines.

@@ -131,7 +131,7 @@ fn plan(document: Part<'_>, next: u8) -> Result<Plan, Vec<Fault>> {
         ),
     };
     let origin = |number: usize| {
-        let (node, rail) = fabric.link(&off_pattern, number);
+        let (node, rail) = fabric.node_and_rail(&off_pattern, number);
         Origin {
             place: document.place(key),
             subject: format!("node {node}, rail {rail}"),
@@ -355,25 +355,28 @@ impl Fabric {
         })
     }
 
-    /// The node and the rail of the nth link.
-    fn link(&self, off_pattern: &[u64], number: usize) -> (String, u64) {
-        let (number, each) = (number as u64, self.rails * self.planes);
-        let mut node = number / each;
-        for off in off_pattern {
-            node += u64::from(*off <= node);
-        }
-        let in_grid = self.grid.as_ref().filter(|grid| node < grid.len());
-        let name = match in_grid {
-            Some(grid) => grid.name(node),
-            None => {
-                let index = node - self.grid.as_ref().map_or(0, Grid::len);
-                let entry = usize::try_from(index)
-                    .ok()
-                    .and_then(|index| self.nodes.get(index));
-                entry.map(|(name, _)| name.clone()).unwrap_or_default()
+    /// The node and the rail of link `number` of [`Fabric::links`], for messages.
+    fn node_and_rail(&self, off_pattern: &[u64], number: usize) -> (String, u64) {
+        let links_per_node = self.rails * self.planes;
+        let number = number as u64;
+        let rail = number % links_per_node / self.planes;
+        let mut node = number / links_per_node;
+        // Positions off the pattern, in ascending order, have no links by it.
+        for position in off_pattern {
+            if *position <= node {
+                node += 1;
             }
-        };
-        (name, number % each / self.planes)
+        }
+        let grid_len = self.grid.as_ref().map_or(0, Grid::len);
+        if let Some(grid) = &self.grid {
+            if node < grid_len {
+                return (grid.name(node), rail);
+            }
+        }
+        let index = usize::try_from(node - grid_len).ok();
+        let listed = index.and_then(|index| self.nodes.get(index));
+        let name = listed.map(|(name, _)| name.clone()).unwrap_or_default();
+        (name, rail)
     }
 
     fn cable(&self, Spot { pod, su, host }: &Spot, rail: u64, plane: u64) -> Cable {

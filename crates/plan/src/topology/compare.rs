@@ -4,9 +4,10 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use super::Reader;
+use super::{Reader, Sources};
 use crate::refusal::Doubt;
 use crate::scheme::{HostLink, Mode, Origin};
+use rail_cni::fault::Fault;
 
 /// Pod and SU.
 pub type Home = [u64; 2];
@@ -228,136 +229,193 @@ impl Reader<'_> {
     }
 
     /// Finds links that are not the only one of their host on their rail (with planes, on their
-    /// plane of it), and rails that hosts lack. Returns the hosts of these links.
+    /// plane of it), and rails that hosts lack. Returns the hosts of such links.
     fn compare_rails(&mut self) -> HashSet<String> {
-        let Reader {
-            links,
-            sources,
-            doubts,
-            scheme,
-            other_rail,
-            broken,
-            second: all_second,
-            ..
-        } = self;
-        let rail_of = |link: &HostLink| match scheme.mode {
-            Mode::None => [link.rail, 0],
-            _ => [link.rail, link.plane],
-        };
-        let shown = |[rail, plane]: [u64; 2]| match scheme.mode {
-            Mode::None => format!("rail {rail}"),
-            _ => format!("rail {rail}, plane {plane}"),
-        };
-        let mut all: BTreeSet<[u64; 2]> = BTreeSet::new();
-        // The number of the first link of each, and its rails.
-        let mut of_node: HashMap<&str, (usize, Vec<[u64; 2]>)> = HashMap::new();
-        let mut second = Vec::new();
-        for (number, link) in links.iter().enumerate() {
-            let rail = rail_of(link);
-            let (_, rails) = of_node
-                .entry(&link.node_name)
-                .or_insert_with(|| (number, Vec::new()));
-            if rails.contains(&rail) {
-                second.push((number, link));
-            } else {
-                rails.push(rail);
-                all.insert(rail);
-            }
-        }
-        let has = |node: &str, rail: u64| {
-            of_node
-                .get(node)
-                .is_some_and(|(_, rails)| rails.iter().any(|[known, _]| *known == rail))
-        };
-        let mut told = HashSet::new();
-        for OtherRail {
-            link,
-            origin,
-            leaf,
-            of_leaf,
-        } in other_rail
-        {
-            let Some(link) = links.get(*link) else {
+        let rails = HostRails::new(&self.links, self.scheme.mode);
+        let mut doubtful_hosts = HashSet::new();
+        for other_rail in &self.other_rail {
+            let Some(link) = self.links.get(other_rail.link) else {
                 continue;
             };
-            let (node, rail) = (link.node_name.as_str(), link.rail);
-            told.insert(node.to_owned());
-            doubts.push(Doubt::OtherRail, || {
-                let is_twice = second
-                    .iter()
-                    .any(|(_, other)| other.node_name == node && other.rail == rail);
-                let listed: Vec<_> = of_leaf.iter().map(u64::to_string).collect();
-                let remedy = match of_leaf.iter().find(|of_leaf| !has(node, **of_leaf)) {
-                    Some(lacking) if is_twice => format!("write {lacking}"),
-                    None if !is_twice => format!("link it to a leaf for rail {rail}"),
-                    _ => "correct the rail, or the leaf".to_owned(),
-                };
-                let listed = listed.join(", ");
-                let problem = format!(
-                    "host {node} has rail {rail}, leaf {leaf} is for rail {listed} (rail_group)"
-                );
-                origin.clone().fault(problem).remedy(remedy)
+            doubtful_hosts.insert(link.node_name.clone());
+            self.doubts.push(Doubt::OtherRail, || {
+                rails.fault_of_other_rail(link, other_rail)
             });
         }
-        let lacks = |rails: &[[u64; 2]]| {
-            let lacking = all
-                .iter()
-                .filter(|rail| !rails.contains(rail))
-                .map(|rail| shown(*rail));
-            let lacking = lacking.collect::<Vec<_>>().join(" and ");
-            (!lacking.is_empty()).then_some(lacking)
-        };
-        let has_planes = links.iter().any(|link| link.plane > 0);
-        all_second.extend(second.iter().map(|(number, _)| *number));
-        let before = told.clone();
-        for (number, link) in second
-            .into_iter()
-            .filter(|(_, link)| !before.contains(&link.node_name))
-        {
-            let (node, rail) = (&link.node_name, rail_of(link));
-            told.insert(node.clone());
-            doubts.push(Doubt::SecondLink, || {
-                let is_first =
-                    |other: &HostLink| other.node_name == *node && rail_of(other) == rail;
-                let first = links.iter().position(is_first).unwrap_or_default();
-                let lacking = of_node
-                    .get(node.as_str())
-                    .and_then(|(_, rails)| lacks(rails));
-                let hint = match lacking {
-                    Some(lacking) => format!(", and none on {lacking}: correct the rail of one"),
-                    None if scheme.mode == Mode::None && has_planes => {
-                        ": the leaves are of several planes: --mode swplb or hwplb".to_owned()
-                    }
-                    None => {
-                        ": of two hosts, give this one its own name; else take it out".to_owned()
-                    }
-                };
-                let problem = format!(
-                    "host {node} has another link on {} ({}){hint}",
-                    shown(rail),
-                    sources.origin(first)
-                );
-                sources.origin(number).fault(problem)
+        let hosts_on_other_rails = doubtful_hosts.clone();
+        for (number, link) in &rails.second_links {
+            self.second.insert(*number);
+            if hosts_on_other_rails.contains(&link.node_name) {
+                continue;
+            }
+            doubtful_hosts.insert(link.node_name.clone());
+            self.doubts.push(Doubt::SecondLink, || {
+                rails.fault_of_second_link(*number, link, &self.sources)
             });
         }
-        let mut incomplete: Vec<_> = of_node
-            .iter()
-            .filter(|(node, (_, rails))| {
-                rails.len() < all.len() && !told.contains(**node) && !broken.contains(**node)
-            })
-            .collect();
-        incomplete.sort_by_key(|(_, (first, _))| *first);
-        for (node, (first, rails)) in incomplete {
-            doubts.push(Doubt::MissingRail, || {
-                let lacking = lacks(rails).unwrap_or_default();
-                let problem = format!("host {node} has no link on {lacking}");
-                sources
-                    .origin(*first)
+        for (host, host_rails) in rails.incomplete_hosts() {
+            if doubtful_hosts.contains(host) || self.broken.contains(host) {
+                continue;
+            }
+            self.doubts.push(Doubt::MissingRail, || {
+                let lacking = rails.lacking(host_rails).unwrap_or_default();
+                let problem = format!("host {host} has no link on {lacking}");
+                let origin = self.sources.origin(host_rails.first_link);
+                origin
                     .fault(problem)
                     .remedy("add it, with leaf and port of its cable")
             });
         }
-        told
+        doubtful_hosts
+    }
+}
+
+/// A rail and its plane, which is 0 without planes.
+type RailPlane = [u64; 2];
+
+/// The rails that each host has by its links.
+struct HostRails<'a> {
+    mode: Mode,
+    links: &'a [HostLink],
+    /// The rails of all hosts.
+    all: BTreeSet<RailPlane>,
+    by_host: HashMap<&'a str, RailsOfHost>,
+    /// Links whose host has one on that rail already, with their numbers.
+    second_links: Vec<(usize, &'a HostLink)>,
+}
+
+/// The rails of one host.
+struct RailsOfHost {
+    /// The number of the host's first link.
+    first_link: usize,
+    rails: Vec<RailPlane>,
+}
+
+impl<'a> HostRails<'a> {
+    fn new(links: &'a [HostLink], mode: Mode) -> HostRails<'a> {
+        let mut host_rails = HostRails {
+            mode,
+            links,
+            all: BTreeSet::new(),
+            by_host: HashMap::new(),
+            second_links: Vec::new(),
+        };
+        for (number, link) in links.iter().enumerate() {
+            let rail = host_rails.rail_of(link);
+            let of_host = host_rails
+                .by_host
+                .entry(&link.node_name)
+                .or_insert_with(|| RailsOfHost {
+                    first_link: number,
+                    rails: Vec::new(),
+                });
+            if of_host.rails.contains(&rail) {
+                host_rails.second_links.push((number, link));
+            } else {
+                of_host.rails.push(rail);
+                host_rails.all.insert(rail);
+            }
+        }
+        host_rails
+    }
+
+    fn rail_of(&self, link: &HostLink) -> RailPlane {
+        match self.mode {
+            Mode::None => [link.rail, 0],
+            _ => [link.rail, link.plane],
+        }
+    }
+
+    fn describe(&self, [rail, plane]: RailPlane) -> String {
+        match self.mode {
+            Mode::None => format!("rail {rail}"),
+            _ => format!("rail {rail}, plane {plane}"),
+        }
+    }
+
+    /// Whether a host has a rail, on any plane.
+    fn has(&self, host: &str, rail: u64) -> bool {
+        self.by_host
+            .get(host)
+            .is_some_and(|of_host| of_host.rails.iter().any(|[other, _]| *other == rail))
+    }
+
+    /// The rails that a host lacks, for a message.
+    fn lacking(&self, of_host: &RailsOfHost) -> Option<String> {
+        let mut lacking = Vec::new();
+        for rail in &self.all {
+            if !of_host.rails.contains(rail) {
+                lacking.push(self.describe(*rail));
+            }
+        }
+        if lacking.is_empty() {
+            return None;
+        }
+        Some(lacking.join(" and "))
+    }
+
+    /// The hosts that lack a rail, in the order of their first links.
+    fn incomplete_hosts(&self) -> Vec<(&'a str, &RailsOfHost)> {
+        let mut incomplete: Vec<_> = self
+            .by_host
+            .iter()
+            .filter(|(_, of_host)| of_host.rails.len() < self.all.len())
+            .map(|(host, of_host)| (*host, of_host))
+            .collect();
+        incomplete.sort_by_key(|(_, of_host)| of_host.first_link);
+        incomplete
+    }
+
+    /// A link to a leaf for other rails than the host's.
+    fn fault_of_other_rail(&self, link: &HostLink, other_rail: &OtherRail) -> Fault {
+        let node = &link.node_name;
+        let rail = link.rail;
+        let has_second_link = self
+            .second_links
+            .iter()
+            .any(|(_, second)| second.node_name == *node && second.rail == rail);
+        let lacking = other_rail
+            .of_leaf
+            .iter()
+            .find(|leaf_rail| !self.has(node, **leaf_rail));
+        let remedy = match lacking {
+            Some(lacking) if has_second_link => format!("write {lacking}"),
+            None if !has_second_link => format!("link it to a leaf for rail {rail}"),
+            _ => "correct the rail, or the leaf".to_owned(),
+        };
+        let leaf = &other_rail.leaf;
+        let leaf_rails: Vec<String> = other_rail.of_leaf.iter().map(u64::to_string).collect();
+        let leaf_rails = leaf_rails.join(", ");
+        let problem = format!(
+            "host {node} has rail {rail}, leaf {leaf} is for rail {leaf_rails} (rail_group)"
+        );
+        other_rail.origin.clone().fault(problem).remedy(remedy)
+    }
+
+    /// A link on a rail on which its host has another one.
+    fn fault_of_second_link(&self, number: usize, link: &HostLink, sources: &Sources) -> Fault {
+        let node = &link.node_name;
+        let rail = self.rail_of(link);
+        let first = self
+            .links
+            .iter()
+            .position(|other| other.node_name == *node && self.rail_of(other) == rail)
+            .unwrap_or_default();
+        let of_host = self.by_host.get(node.as_str());
+        let has_planes = self.links.iter().any(|link| link.plane > 0);
+        let hint = match of_host.and_then(|of_host| self.lacking(of_host)) {
+            Some(lacking) => format!(", and none on {lacking}: correct the rail of one"),
+            None if self.mode == Mode::None && has_planes => {
+                ": the leaves are of several planes: --mode swplb or hwplb".to_owned()
+            }
+            None => ": of two hosts, give this one its own name; else take it out".to_owned(),
+        };
+        let problem = format!(
+            "host {node} has another link on {} ({}){hint}",
+            self.describe(rail),
+            sources.origin(first)
+        );
+        sources.origin(number).fault(problem)
     }
 }
 
