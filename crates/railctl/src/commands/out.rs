@@ -237,12 +237,12 @@ impl Out<'_> {
         );
     }
 
-    /// Prints the changes; files that are the same are only counted.
+    /// Prints the changes. The table only counts files that stay the same.
     fn show(&self, changes: &[(&str, &str)], output: Output) -> Result<ExitCode> {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-        changes
-            .iter()
-            .for_each(|(_, change)| *counts.entry(change).or_default() += 1);
+        for (_, change) in changes {
+            *counts.entry(change).or_default() += 1;
+        }
         let path = |name: &str| self.dir.join(name).display().to_string();
         match output {
             Output::Json => {
@@ -250,15 +250,18 @@ impl Out<'_> {
                     .iter()
                     .map(|(name, change)| json!({"file": path(name), "change": change}))
                     .collect();
+                let is_dry = self.run == Run::Dry;
                 print(&pretty(
-                    &json!({"dryRun": self.run == Run::Dry, "files": files, "counts": counts}),
+                    &json!({"dryRun": is_dry, "files": files, "counts": counts}),
                 ))?;
             }
             Output::Table => {
-                let told = changes.iter().filter(|(_, change)| *change != "same");
-                let rows: Vec<_> = told
-                    .map(|(name, change)| vec![path(name), (*change).to_owned()])
-                    .collect();
+                let mut rows = Vec::new();
+                for (name, change) in changes {
+                    if *change != "same" {
+                        rows.push(vec![path(name), (*change).to_owned()]);
+                    }
+                }
                 if !rows.is_empty() {
                     print(&table(&["FILE", "CHANGE"], rows.into_iter()))?;
                 }

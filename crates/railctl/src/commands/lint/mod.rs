@@ -1085,30 +1085,28 @@ fn is_misspelt(part: Part, key: &str, known: &[&str]) -> bool {
 fn number_in(name: &str) -> Option<(i64, String)> {
     let lower = name.to_ascii_lowercase();
     let (before, after) = lower.split_once("rail")?;
-    let (rail, after) = number_before(after)?;
-    let plane = ["plane", "p"]
-        .into_iter()
-        .find_map(|word| number_before(separated(after).strip_prefix(word)?));
-    match plane {
-        Some((plane, after)) => Some((
-            i64::from(pool::number(rail, Some(plane))),
-            format!("{before}rail{after}"),
-        )),
-        None => Some((i64::from(rail), format!("{before}rail{after}"))),
+    let (rail, after) = leading_number(after)?;
+    for word in ["plane", "p"] {
+        let Some(after_word) = without_separators(after).strip_prefix(word) else {
+            continue;
+        };
+        if let Some((plane, after)) = leading_number(after_word) {
+            let number = pool::number(rail, Some(plane));
+            return Some((i64::from(number), format!("{before}rail{after}")));
+        }
     }
+    Some((i64::from(rail), format!("{before}rail{after}")))
 }
 
-/// The number that a text begins with, and the text behind it.
-fn number_before(text: &str) -> Option<(u8, &str)> {
-    let text = separated(text);
-    let (digits, after) = text.split_at(
-        text.find(|digit: char| !digit.is_ascii_digit())
-            .unwrap_or(text.len()),
-    );
-    Some((digits.parse().ok()?, after))
+/// The number at the beginning of a text, after separators, and the rest of the text.
+fn leading_number(text: &str) -> Option<(u8, &str)> {
+    let text = without_separators(text);
+    let end = text.find(|digit: char| !digit.is_ascii_digit());
+    let (digits, rest) = text.split_at(end.unwrap_or(text.len()));
+    Some((digits.parse().ok()?, rest))
 }
 
-fn separated(text: &str) -> &str {
+fn without_separators(text: &str) -> &str {
     text.trim_start_matches(['-', '_', '.'])
 }
 

@@ -408,45 +408,31 @@ fn cell(rail: Option<&Rail>) -> String {
     let Some(rail) = rail else {
         return "<td>-</td>".to_owned();
     };
-    let letter = |asked: &Asked| match asked.way {
-        Way::Leaf => "L",
-        Way::Spine => "S",
-        Way::Cross => "X",
-    };
-    let mark = |asked: &Asked| {
-        format!(
-            "<span class=\"{}\">{}</span>",
-            asked.state.class(),
-            letter(asked)
-        )
-    };
-    let said = |asked: &Asked| {
-        format!(
-            "rail {} of {}: {}",
-            asked.rail,
-            asked.node,
-            asked.state.words()
-        )
-    };
-    let title: Vec<String> = rail
-        .why
-        .iter()
-        .cloned()
-        .chain(rail.asked.iter().map(said))
-        .collect();
+    let mut marks = String::new();
+    let mut title: Vec<String> = rail.why.iter().cloned().collect();
+    for asked in &rail.asked {
+        let letter = match asked.way {
+            Way::Leaf => "L",
+            Way::Spine => "S",
+            Way::Cross => "X",
+        };
+        let class = asked.state.class();
+        marks.push_str(&format!("<span class=\"{class}\">{letter}</span>"));
+        let words = asked.state.words();
+        title.push(format!("rail {} of {}: {words}", asked.rail, asked.node));
+    }
     let state = rail.state();
     let class = match state {
         "fine" => "good",
         "wrong" => "bad",
         _ => "warn",
     };
-    // Letters alone are the fine ones; the word is for what is not.
+    // A fine rail with peers has only letters.
     let word = if state == "fine" && !rail.asked.is_empty() {
         String::new()
     } else {
         format!("<span class=\"{class}\">{}</span> ", escape(state))
     };
-    let marks: String = rail.asked.iter().map(mark).collect();
     format!(
         "<td title=\"{}\">{word}{marks}</td>",
         escape(&title.join("; "))

@@ -169,7 +169,7 @@ impl Problem {
     }
 }
 
-/// Tries all rails at once, as a pod has them.
+/// Attaches all free rails to a pod of its own, tests them at once, and returns them.
 pub fn preflight(node: &Node, args: &PreflightArgs, output: Output) -> Result<ExitCode> {
     node.check_place(None)?;
     if node.rails.is_empty() {
@@ -186,32 +186,13 @@ pub fn preflight(node: &Node, args: &PreflightArgs, output: Output) -> Result<Ex
     let ending = Ending::begin()?;
     let inventory = Inventory::take(node)?;
     let mut pod = Pod::new(node, &args.plugins_dir)?;
-    let mut all = Vec::new();
-    for (rail, number) in inventory
-        .rails
-        .iter()
-        .filter_map(|rail| Some((rail, rail.rail?)))
-    {
-        if !ending.is_near() {
-            let ifname = format!("net{}", all.len() + 1);
-            let outcome = attach((rail, number), &ifname, &inventory, node, &mut pod)?;
-            all.push(Tried {
-                rail,
-                number,
-                ifname,
-                outcome,
-                problems: vec![],
-                leaf: None,
-                asked: vec![],
-                bandwidth: None,
-            });
-        }
-    }
+    let mut all = attach_all(&inventory, node, &ending, &mut pod)?;
     ending.watch(node, pod.container())?;
     let until = Instant::now() + Duration::from_secs(args.seconds.into());
-    let measures = match args.bandwidth {
-        true => bandwidth::of_pod(&Inventory::take(node)?, pod.container()),
-        false => BTreeMap::new(),
+    let measures = if args.bandwidth {
+        bandwidth::of_pod(&Inventory::take(node)?, pod.container())
+    } else {
+        BTreeMap::new()
     };
     let asking = Asking {
         peers: &peers,
@@ -222,30 +203,63 @@ pub fn preflight(node: &Node, args: &PreflightArgs, output: Output) -> Result<Ex
         measures,
     };
     try_all(&mut all, &pod, &asking)?;
-    let who = ending.wanted();
-    for (ifname, why) in pod.give_back() {
-        let of = all.iter_mut().find(|tried| tried.ifname == ifname);
-        of.into_iter()
-            .for_each(|tried| tried.problems.push(Problem::new("del", why.clone())));
-    }
-    match who {
-        Some(who) => all.iter_mut().for_each(|tried| tried.yield_to(&who)),
-        None if ending.is_near() => {
-            return Err(failure!(Internal, "interrupted; everything was returned"));
+    // Read before DEL: a pod that wants a rail only now came too late to disturb a test.
+    let waiting_pod = ending.wanted();
+    for (ifname, problem) in pod.give_back() {
+        if let Some(tried) = all.iter_mut().find(|tried| tried.ifname == ifname) {
+            tried.problems.push(Problem::new("del", problem));
         }
-        None => (),
+    }
+    if let Some(waiting_pod) = waiting_pod {
+        for tried in &mut all {
+            tried.yield_to(&waiting_pod);
+        }
+    } else if ending.is_near() {
+        return Err(failure!(Internal, "interrupted; everything was returned"));
     }
     print(&all, node, output)?;
-    let is_good = |tried: &Tried<'_>| match tried.state() {
-        State::Fine => true,
-        State::Wrong => false,
-        State::InUse | State::NoPool => !args.all,
-    };
-    Ok(if all.iter().all(is_good) {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    for tried in &all {
+        let is_good = match tried.state() {
+            State::Fine => true,
+            State::Wrong => false,
+            State::InUse | State::NoPool => !args.all,
+        };
+        if !is_good {
+            return Ok(ExitCode::FAILURE);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Attaches the rails of the node, as far as they are free, as net1, net2 and so on.
+fn attach_all<'a>(
+    inventory: &'a Inventory,
+    node: &Node,
+    ending: &Ending,
+    pod: &mut Pod,
+) -> Result<Vec<Tried<'a>>> {
+    let mut all = Vec::new();
+    for rail in &inventory.rails {
+        let Some(number) = rail.rail else {
+            continue;
+        };
+        if ending.is_near() {
+            break;
+        }
+        let ifname = format!("net{}", all.len() + 1);
+        let outcome = attach((rail, number), &ifname, inventory, node, pod)?;
+        all.push(Tried {
+            rail,
+            number,
+            ifname,
+            outcome,
+            problems: vec![],
+            leaf: None,
+            asked: vec![],
+            bandwidth: None,
+        });
+    }
+    Ok(all)
 }
 
 fn print(all: &[Tried<'_>], node: &Node, output: Output) -> Result<()> {

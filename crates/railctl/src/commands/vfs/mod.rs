@@ -149,7 +149,7 @@ fn look(
         host: &mut host,
         is_undrained: args.undrained,
     };
-    match judge.judge((rail, pf), wanted, &changes) {
+    match judge.refuse_impossible((rail, pf), wanted, &changes) {
         Ok(()) => Ok(changes),
         Err(refusal) => Err((State::Refused(refusal), changes)),
     }

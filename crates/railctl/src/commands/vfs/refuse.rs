@@ -45,7 +45,7 @@ pub struct Judge<'a> {
 
 impl Judge<'_> {
     /// Refuses changes that would take a device from its user, or that cannot succeed.
-    pub fn judge(
+    pub fn refuse_impossible(
         &mut self,
         (rail, pf): (&Rail, &Link),
         wanted: &Vfs,
@@ -64,17 +64,20 @@ impl Judge<'_> {
         refuse_parts(&what, pf, self.node, self.host)
             .and_then(|()| refuse_addresses(&what, pf, self.host))
             .map_err(|error| Refusal::new("host-use", format!("{error:#}")))?;
-        let is_disturbed = |vf: &str| {
-            let disturbs = |change: &&Change| change.disturbs(rail);
-            changes
+        let disturbing: Vec<&Change> = changes
+            .iter()
+            .filter(|change| change.disturbs(rail))
+            .collect();
+        for vf in &rail.vfs {
+            // A change without a VF is one of the PF, which disturbs all VFs.
+            let is_disturbed = disturbing
                 .iter()
-                .filter(disturbs)
-                .any(|change| change.vf().is_none_or(|of| of == vf))
-        };
-        for vf in rail.vfs.iter().filter(|vf| is_disturbed(&vf.function.id)) {
-            self.refuse_used(&vf.function, vf.link.as_ref())?;
+                .any(|change| change.vf().is_none_or(|id| id == vf.function.id));
+            if is_disturbed {
+                self.refuse_used(&vf.function, vf.link.as_ref())?;
+            }
         }
-        if self.is_undrained && changes.iter().any(|change| change.disturbs(rail)) {
+        if self.is_undrained && !disturbing.is_empty() {
             let text = format!(
                 "{} has VFs that pods may be getting: drain the node first (`kubectl drain`), because their number, driver or \
                  MTU changes",
