@@ -1,4 +1,4 @@
-//! Which nodes are close to each other, for those who place jobs: the nodes of a leaf group have
+//! Which nodes are close to each other, for schedulers: the nodes of a leaf group have
 //! the same leaves, so their packets reach each other without a spine. Above the leaf groups are
 //! SUs, pods, and the whole fabric.
 
@@ -33,11 +33,11 @@ pub struct Switch<'a> {
     pub name: String,
     /// How far its nodes are apart: 1 in a leaf group, 4 in the whole fabric at most.
     pub tier: usize,
-    /// What is directly below it.
+    /// Its direct children.
     pub below: Below<'a>,
 }
 
-/// What a switch contains.
+/// The children of a switch.
 #[derive(Debug)]
 pub enum Below<'a> {
     /// The nodes of a leaf group, in natural order.
@@ -284,7 +284,7 @@ fn above<'a>(
 }
 
 /// The place of each node: its pod and SU, its leaves, and the names of what it is in, from the
-/// leaf group to the fabric. Empty if no source says anything about it.
+/// leaf group to the fabric. Empty if the sources have no groups.
 pub fn json(plan: &Plan) -> Value {
     let Ok(switches) = switches(plan) else {
         return json!({});
@@ -300,7 +300,7 @@ pub fn json(plan: &Plan) -> Value {
     } in groups
     {
         let mut path = vec![name];
-        // What contains a switch comes after it.
+        // A switch precedes the one that contains it.
         for Switch { name, below, .. } in &switches {
             if let Below::Switches(below) = below {
                 if path.last().is_some_and(|inner| below.contains(inner)) {

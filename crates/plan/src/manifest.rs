@@ -107,7 +107,7 @@ pub fn read(documents: &[Document]) -> Result<Plan> {
     Ok(plan)
 }
 
-/// What is wrong with a CIDRPool, as `plan` and `import` refuse it.
+/// The faults of a CIDRPool for which `plan` and `import` refuse it.
 pub fn faults(part: Part<'_>) -> Vec<Fault> {
     match manifest(part) {
         Ok(manifest) => {
@@ -205,7 +205,7 @@ impl Manifest<'_> {
     }
 }
 
-/// What documents have.
+/// The content of documents.
 #[derive(Default)]
 struct Found<'a> {
     manifests: Vec<Manifest<'a>>,

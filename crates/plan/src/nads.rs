@@ -12,7 +12,7 @@ use rail_cni::fault::Fault;
 use rail_cni::node::MAX_RAIL;
 use rail_cni::pool::rail_in;
 
-/// The MTU of pods if no source says that of the hosts, in bytes: below the 9216 of the leaves.
+/// The MTU of pods without one of the hosts in any source, in bytes: below the 9216 of the leaves.
 const MTU: u32 = 9000;
 
 const CAPABILITIES: &str =
@@ -186,7 +186,7 @@ impl Networks {
     }
 }
 
-/// All pools, if ADD will know the rail of each: the plan says it, or else the names do, from 0.
+/// All pools, if ADD can tell the rail of each: from the plan, or else from names that count from 0.
 fn of_all_rails(plan: &Plan) -> Result<Vec<&Pool>> {
     let is_said = plan.pools.iter().any(|pool| pool.rail.is_some());
     let is_from_0 = plan.pools.iter().any(|pool| rail_in(&pool.name) == Some(0));

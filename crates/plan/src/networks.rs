@@ -94,7 +94,7 @@ mod tests {
     use crate::scheme::{Family, HostLink, Mode, Polarity, Scheme, Tiers};
     use golden::has;
 
-    /// What two rails with these tiers overlap of these networks; doubts, then warnings.
+    /// Overlaps of two rails with these tiers and these networks: doubts, then warnings.
     fn compared(
         tiers: Tiers,
         first_octet: u8,

@@ -1,5 +1,5 @@
-//! The NIC of each rail, for those who hand out devices: a node.json for each host, and the
-//! resources of the SR-IOV device plugin, or of the operator that makes the VFs too.
+//! The NIC of each rail, for device plugins: a node.json for each host, and the resources of the
+//! SR-IOV device plugin, or of the operator that makes the VFs too.
 //!
 //! Sources have names of netdevs and no PCI addresses, which stay when names change. So these files
 //! have names, and a warning says so.

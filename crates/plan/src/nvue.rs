@@ -1,6 +1,6 @@
 //! NVUE commands of Cumulus Linux for the hosts' side of the leaves, in a file for each leaf.
 //!
-//! What the commands say, and what they leave out, follows NVIDIA's documentation of Cumulus Linux,
+//! The commands, and the ones that are left out, follow NVIDIA's documentation of Cumulus Linux,
 //! below docs.nvidia.com/networking-ethernet-software:
 //!
 //! | page | says |

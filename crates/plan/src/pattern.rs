@@ -3,7 +3,7 @@
 //!
 //! Braces enclose the name of a number. Behind it may follow, in this order and each at most once,
 //! `*N`, `/N` (rounded down), `%N` (the remainder), `+N`, and `:0W` for at least W digits. Only
-//! this order is allowed, so that nobody has to know which of two operators binds first.
+//! this order is allowed, so that no rule of precedence is needed.
 
 use anyhow::Result;
 

@@ -34,13 +34,13 @@ pub struct Plan {
     pub pools: Vec<Pool>,
     /// Messages about what was left out and what looks like a mistake.
     pub warnings: Vec<String>,
-    /// What refuses the plan unless it is allowed.
+    /// Doubts: each refuses the plan unless it is allowed.
     pub doubts: Doubts,
     /// The cluster's own networks, if the source names them.
     pub cluster_networks: Vec<IpNet>,
     /// The positions of nodes that the source lists by name, for messages about them.
     pub listed: BTreeMap<String, Place>,
-    /// The pod and the SU of each node, if the source says them.
+    /// The pod and the SU of each node, if the source has them.
     pub positions: BTreeMap<String, Position>,
     /// Nodes of the plan, each with the node that it replaces.
     pub replaces: BTreeMap<String, String>,
@@ -53,13 +53,13 @@ pub struct Plan {
 pub struct Pool {
     /// The name that networks use.
     pub name: String,
-    /// The rail, counted from 0, if the source says it.
+    /// The rail, counted from 0, if the source has it.
     pub rail: Option<u8>,
     /// The plane, counted from 0, if the mode is `swplb`.
     pub plane: Option<u8>,
     /// Whether the NIC has all planes of the rail behind one VF, which is mode `hwplb`.
     pub is_hwplb: bool,
-    /// The Kubernetes namespace of the CIDRPool, if the source says it.
+    /// The Kubernetes namespace of the CIDRPool, if the source has it.
     pub namespace: Option<String>,
     /// The spec of the CIDRPool; `staticAllocations` are the rows of the plan, in the order of
     /// their prefixes.
@@ -81,7 +81,7 @@ pub struct Position {
     pub su: u64,
 }
 
-/// Both ends of a link between a node and its leaf, as far as the source says them.
+/// Both ends of a link between a node and its leaf, as far as the source has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cable {
     /// The node's netdev.
@@ -101,7 +101,7 @@ pub struct Cable {
 /// The part of an interface in a netplan file that the plan does not model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ethernet {
-    /// Its key below `ethernets`, which is the name of the netdev unless the file says otherwise.
+    /// Its key below `ethernets`, which is the name of the netdev unless the file has another.
     pub id: String,
     /// The keys that the plan would not write by itself.
     pub keys: Rc<Map<String, Value>>,
@@ -278,7 +278,7 @@ impl Plan {
         gateways.into_iter().filter_map(fault).collect()
     }
 
-    /// Fails if there are pools of which a target would lose something, and says why.
+    /// Fails, with the reason, if a target would lose a part of a pool.
     pub(crate) fn refuse_pools(&self, is_lost: impl Fn(&Pool) -> bool, why: &str) -> Result<()> {
         let lost = self.pools.iter().filter(|pool| is_lost(pool));
         let faults: Vec<_> = lost

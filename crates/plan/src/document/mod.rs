@@ -203,28 +203,32 @@ fn read_bytes(file: &str) -> io::Result<Vec<u8>> {
 /// A value with its lines.
 type Placed = (Value, Lines);
 
-/// What is nearly JSON may be YAML all the same: keys without quotes, documents with lines between
-/// them. kubectl reads it; what reads a file whose name says JSON does not, if `is_strict`.
+/// Parses a text. One that begins like JSON may be YAML: with keys without quotes, or with several
+/// documents. kubectl reads that, but most readers of a .json file do not: it is a fault if
+/// `is_strict`.
 fn documents(text: &[u8], is_strict: bool) -> Result<(Vec<Placed>, Format), Fault> {
     let text = checked(text)?;
     if is_ini(text) {
         let problem = "an INI file, such as those of systemd-networkd and NetworkManager, is not read: hosts have netplan files";
         return Err(fault_at(1, 1, problem.to_owned()));
     }
-    let yaml = || yaml(text).map(|documents| (documents, Format::Yaml));
     let parsed = if text.trim_start().starts_with(['{', '[']) {
-        let json = json(text, None).map(|document| (vec![document], Format::Json));
-        json.or_else(|fault| match is_strict || !is_flow(text) {
-            true => Err(fault),
-            false => yaml().map_err(|_| fault),
-        })
+        match json(text, None) {
+            Ok(document) => Ok((vec![document], Format::Json)),
+            Err(fault) if is_strict || !is_flow(text) => Err(fault),
+            // If it is no YAML either, the fault of the JSON is the one to report.
+            Err(fault) => match yaml(text) {
+                Ok(documents) => Ok((documents, Format::Yaml)),
+                Err(_) => Err(fault),
+            },
+        }
     } else {
-        yaml()
+        yaml(text).map(|documents| (documents, Format::Yaml))
     };
     parsed.map_err(|fault| of_template(fault, text))
 }
 
-/// Whether the first key has no quotes of JSON, or a line says that another document begins.
+/// Whether the first key has no quotes, or a line separates two documents.
 fn is_flow(text: &str) -> bool {
     let first = text.trim_start_matches(|one: char| one.is_whitespace() || "[{".contains(one));
     !first.starts_with(['"', '}', ']']) || text.lines().any(|line| line.starts_with("---"))

@@ -37,7 +37,7 @@ enum Key {
     Merge,
 }
 
-/// What was read of a text so far.
+/// The state of the parser.
 struct Reader {
     budget: Budget,
     documents: Vec<Placed>,
@@ -226,7 +226,7 @@ impl Object {
 fn tag_name(tag: &Tag) -> Option<&str> {
     match (tag.handle(), tag.suffix()) {
         ("tag:yaml.org,2002:", name) => Some(name),
-        // `!` by itself says that a scalar is a text.
+        // A scalar with the tag `!` is a text.
         ("", "!") | ("!", "") => Some("str"),
         _ => None,
     }

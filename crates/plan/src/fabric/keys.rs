@@ -197,7 +197,7 @@ pub(super) fn parse(document: Part<'_>) -> Result<Fabric, Vec<Fault>> {
     }
 }
 
-/// What the addresses of a fabric have room for.
+/// How many rails, pods and hosts the addresses of a fabric have room for.
 struct Limits {
     /// `None` where addresses follow from patterns.
     scheme: Option<Scheme>,
@@ -277,7 +277,7 @@ impl Keys<'_> {
             .is_none_or(|part| part.value.is_null())
     }
 
-    /// Whether nothing says the value, not even a misspelt key.
+    /// Whether the value is missing, without even a misspelt key.
     pub(super) fn is_missing(&self, path: &str) -> bool {
         self.lacks(path) && !self.misspelt.contains(path)
     }

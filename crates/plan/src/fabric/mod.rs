@@ -30,7 +30,7 @@ pub fn is_fabric(value: &Value) -> bool {
 }
 
 /// The plan of fabric files. Several ones are fabrics of the same nodes, such as compute and
-/// storage: the rails of each follow those of the one before, unless it says `firstRail`.
+/// storage: the rails of each follow those of the one before, unless it has `firstRail`.
 pub fn read(documents: &[Document]) -> Result<Plan> {
     let (mut all, mut faults) = (Plan::default(), Vec::new());
     for document in documents {
@@ -115,7 +115,7 @@ fn ends_of_two(plan: &Plan) -> Vec<Fault> {
     faults
 }
 
-/// The plan of a file whose rails begin with `next`, unless it says otherwise.
+/// The plan of a file whose rails begin with `next`, unless it has `firstRail`.
 fn plan(document: Part<'_>, next: u8) -> Result<Plan, Vec<Fault>> {
     let fabric = keys::parse(document)?;
     let (off_pattern, warnings) = fabric.names(document).map_err(|fault| vec![fault])?;
@@ -185,7 +185,7 @@ struct Grid {
     hosts: u64,
 }
 
-/// What the addresses follow from.
+/// The input of the address formulas.
 #[derive(Debug)]
 enum Addressing {
     SpectrumX(Scheme),

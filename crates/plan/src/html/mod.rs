@@ -22,7 +22,7 @@ const PITCH: usize = 28;
 /// The size of a leaf in a picture.
 const SIZE: usize = 20;
 
-/// What the page shows.
+/// The content of the page.
 struct Fabric<'a> {
     plan: &'a Plan,
     groups: Vec<Group<'a>>,
@@ -324,7 +324,7 @@ impl<'a> Fabric<'a> {
         text.push_str("</svg>\n");
     }
 
-    /// What the script shows, as JSON. A fabric may have a hundred thousand links, so that lists
+    /// The data of the script, as JSON. A fabric may have a hundred thousand links, so that lists
     /// have no keys: `nodes` is [name, group, [[addresses, gateways, [[leaf, port, interface, MTU,
     /// VRF]]]]], by the number of the network.
     fn data(&self) -> String {

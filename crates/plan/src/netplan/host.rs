@@ -33,7 +33,7 @@ pub struct Rail {
     pub node_name: String,
     /// The key of the interface below `ethernets`.
     pub id: String,
-    /// The name of the netdev, if the file says it.
+    /// The name of the netdev, if the file has it.
     pub interface: Option<String>,
     /// The MTU of the netdev, in bytes.
     pub mtu: Option<u32>,
@@ -52,7 +52,7 @@ pub struct Rail {
     pub keys: Rc<Map<String, Value>>,
 }
 
-/// What was found wrong with the files of all hosts.
+/// Faults and warnings of the files of all hosts.
 #[derive(Debug, Default)]
 pub struct Notes {
     /// Reasons to make no plan.

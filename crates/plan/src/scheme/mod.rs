@@ -1,5 +1,5 @@
 //! Schemes compute the prefix of a link from its place in the fabric: [`spectrum_x`] by NVIDIA's
-//! formulas, [`patterns`] by those of a fabric file. What is here holds for all of them: links are
+//! formulas, [`patterns`] by those of a fabric file. This module has the common part: links are
 //! put into pools one by one, and those that exclude each other are found. All numbers count from
 //! 0.
 
@@ -51,7 +51,7 @@ pub enum Polarity {
     LeafEven,
 }
 
-/// What computes the prefixes of a plan.
+/// The formulas for the prefixes of a plan.
 #[derive(Clone, Copy, Debug)]
 pub enum Formula<'a> {
     /// NVIDIA's formulas.

@@ -186,7 +186,7 @@ fn is_switch(name: &str) -> bool {
         .any(|word| name.to_ascii_lowercase().starts_with(word))
 }
 
-/// Whether a node says that it is a host, or has a NIC with rails.
+/// Whether a node is a host by its attributes, or has a NIC with rails.
 fn is_host(node: &Part<'_>) -> bool {
     let says = |key| {
         node.text(key)

@@ -1,6 +1,5 @@
-//! What a topology says twice: pod and SU of both ends of a link, the rails of a leaf, the links of
-//! a host. A difference is a doubt, and where the other links say which side is wrong, so does its
-//! message.
+//! Redundant values of a topology: pod and SU of both ends of a link, the rails of a leaf, the links
+//! of a host. A difference is a doubt; its message names the wrong side where other links show it.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -27,7 +26,7 @@ pub struct Apart {
     pub leaf: Side,
 }
 
-/// What one end of a link says.
+/// The values of one end of a link.
 pub struct Side {
     /// The name of the node.
     pub name: String,
@@ -61,8 +60,8 @@ impl Reader<'_> {
             .insert("su", std::mem::take(&mut self.without_su));
         self.compare_ends();
         self.compare_order();
-        let told = self.compare_rails();
-        self.compare_homes(&told);
+        let doubtful_hosts = self.compare_rails();
+        self.compare_homes(&doubtful_hosts);
     }
 
     /// Compares both ends of each link. The other links of both say which end is wrong.
@@ -129,7 +128,7 @@ impl Reader<'_> {
     /// the links does not.
     fn compare_order(&mut self) {
         let mut first_of: HashMap<[u64; 4], (u64, [u64; 2])> = HashMap::new();
-        let mut told = BTreeSet::new();
+        let mut reported = BTreeSet::new();
         let mut warnings = Vec::new();
         for (number, link) in self.links.iter().enumerate() {
             let HostLink {
@@ -156,7 +155,7 @@ impl Reader<'_> {
             if let Some(by_both) =
                 by_both.filter(|by_both| Some(*by_both) != host.checked_sub(first))
             {
-                if told.insert([*pod, *su]) {
+                if reported.insert([*pod, *su]) {
                     let problem = format!(
                         "{node_name} is host {host} of its SU by the order of the links, and {} by its name and its port {}",
                         first.saturating_add(by_both),
@@ -173,7 +172,7 @@ impl Reader<'_> {
 
     /// Finds hosts in several places, and leaves with hosts of several, by links whose ends agree.
     /// Leaves out hosts that other doubts are about.
-    fn compare_homes(&mut self, told: &HashSet<String>) {
+    fn compare_homes(&mut self, doubtful_hosts: &HashSet<String>) {
         let Reader {
             homes,
             apart,
@@ -182,7 +181,7 @@ impl Reader<'_> {
             doubts,
             ..
         } = self;
-        homes.retain(|name, homes| homes.len() > 1 && !told.contains(name));
+        homes.retain(|name, homes| homes.len() > 1 && !doubtful_hosts.contains(name));
         if homes.is_empty() {
             return;
         }
@@ -201,7 +200,7 @@ impl Reader<'_> {
                 link.node_name.as_str(),
                 link.cable.leaf.as_deref().unwrap_or_default(),
             );
-            if apart.contains(&number) || told.contains(node) {
+            if apart.contains(&number) || doubtful_hosts.contains(node) {
                 continue;
             }
             let of_leaf = most(leaf).filter(|(home, _)| *home != here);

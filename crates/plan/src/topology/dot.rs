@@ -1,5 +1,5 @@
 //! The cables of a fabric in the language of Graphviz, as NVIDIA's reference tools keep them
-//! (`topology.dot`): a node for each switch and host, whose `role` or `function` says what it is,
+//! (`topology.dot`): a node for each switch and host, with its kind in `role` or `function`,
 //! and an edge with both ports for each cable.
 //!
 //! The file becomes one in the form of NVIDIA AIR, whose names say the same, with each link on the
@@ -37,7 +37,7 @@ pub fn is_dot(text: &Text) -> bool {
     matches!(kind.as_deref(), Some("graph" | "digraph"))
 }
 
-/// The same cables in the form of AIR.
+/// The cables in the form of AIR.
 pub fn to_air(text: &Text) -> Result<Text, Fault> {
     let fault = |(line, problem): (u32, String)| {
         Fault::whole(problem).at(Place {

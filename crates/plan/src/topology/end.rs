@@ -97,7 +97,7 @@ fn short(value: &Value) -> String {
 }
 
 impl<'a> End<'a> {
-    /// The same end, whose name counts from `base`.
+    /// This end, its name counted from `base`.
     pub fn counting_from(self, base: Base) -> End<'a> {
         End { base, ..self }
     }

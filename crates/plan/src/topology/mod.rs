@@ -15,8 +15,8 @@
 //! A link without a host is one between switches, and is ignored.
 //!
 //! Addresses follow from the numbers of a few fields, so one wrong digit moves those of a whole SU.
-//! `compare` compares what a file says twice, such as the SU of both ends and the rails of a leaf.
-//! What differs is a [`Doubt`].
+//! `compare` compares redundant values, such as the SU of both ends and the rails of a leaf. A
+//! difference is a [`Doubt`].
 
 mod air;
 mod compare;

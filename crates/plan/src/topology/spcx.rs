@@ -192,7 +192,7 @@ impl Reader<'_> {
         Ok(Some(next))
     }
 
-    /// Notes where a host is, and whether its leaf says the same.
+    /// Notes the place of a host, and whether its leaf agrees.
     fn home(&mut self, [host, leaf]: [End<'_>; 2], own: [Option<u64>; 2]) -> Result<(), Fault> {
         let of_leaf = [
             leaf.number(self.scheme, HOME[0], u64::MAX)?,
