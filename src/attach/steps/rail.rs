@@ -667,7 +667,19 @@ impl Rail {
     }
 }
 
-/// Says which part of the configuration or of the IPAM's result the kernel refused.
+/// A line for a link that has a master.
+fn name_master(link: &Link, pod: &mut Socket) -> Result<Option<String>> {
+    let Some(index) = link.master.and_then(link::Index::new) else {
+        return Ok(None);
+    };
+    let master = link::by_index(pod, index)?;
+    let name = master.map(|master| master.name).unwrap_or_default();
+    Ok(Some(format!(
+        "{name} is its master: a plugin such as vrf behind rail-cni takes its routes"
+    )))
+}
+
+/// Names the part of the configuration or of the IPAM's result that the kernel refused.
 fn explain(error: anyhow::Error, route: &Route) -> anyhow::Error {
     if Error::is(&error, Errno::EEXIST) {
         let metric = route.metric;
@@ -704,67 +716,75 @@ impl Rail {
         in_result.collect()
     }
 
-    /// Compares the pod with what ADD made; every difference is one line.
+    /// Compares the pod with what ADD made. One line per difference.
     fn differences(&self, previous: &AddResult, cx: &mut Cx<'_>) -> Result<Vec<String>> {
         let Some(link) = cx.link_in_pod() else {
             return Ok(Vec::new());
         };
-        let mut found = self.of_link(&link, previous, cx);
+        let mut differences = self.of_link(&link, previous, cx);
         let pod = &mut cx.pod()?.socket;
+        differences.extend(self.address_differences(&link, pod)?);
+        let routes = route::through(pod, link.index)?;
+        let missing_routes = self.missing_routes(&routes);
+        if !missing_routes.is_empty() {
+            differences.extend(missing_routes);
+            differences.extend(name_master(&link, pod)?);
+        }
+        // Multus adds a default route that the pod requests, and prevResult has it then.
+        let is_default_requested = previous.routes.iter().any(cni::Route::is_default);
+        let has_default = routes
+            .iter()
+            .any(|route| route.dst.prefix_len() == 0 && route.table == MAIN);
+        if has_default && !is_default_requested {
+            differences.push("it carries a default route".to_owned());
+        }
+        if !self.rules.is_empty() {
+            let (rules, _) = rule::all(pod)?;
+            for rule in &self.rules {
+                if !rules.contains(rule) {
+                    differences.push(format!("the rule {rule} is gone"));
+                }
+            }
+        }
+        Ok(differences)
+    }
+
+    /// Addresses that are gone, or in use elsewhere.
+    fn address_differences(&self, link: &Link, pod: &mut Socket) -> Result<Vec<String>> {
         let addresses = address::all(pod, link.index)?;
+        let mut differences = Vec::new();
         for net in &self.addresses {
             match addresses.iter().find(|address| address.net == *net) {
-                None => found.push(format!("the address {net} is gone")),
+                None => differences.push(format!("the address {net} is gone")),
                 Some(address) if address.duplicate => {
-                    found.push(format!("the address {net} is in use elsewhere"))
+                    differences.push(format!("the address {net} is in use elsewhere"))
                 }
                 Some(_) => (),
             }
         }
-        let routes = route::through(pod, link.index)?;
-        let before = found.len();
+        Ok(differences)
+    }
+
+    /// Routes of the rail that are not among those of its interface.
+    fn missing_routes(&self, routes: &[Route]) -> Vec<String> {
+        let is_own = |route: &Route| self.routes.iter().any(|own| own.is_same_path(route));
+        let mut missing = Vec::new();
         for wanted in &self.routes {
             // sbr behind this plugin moves routes to a table of its own.
             let is_there = routes.iter().any(|route| {
-                wanted.is_same_path(route)
-                    || wanted.is_moved_to(route)
-                        && !self.routes.iter().any(|own| own.is_same_path(route))
+                wanted.is_same_path(route) || (wanted.is_moved_to(route) && !is_own(route))
             });
-            if !is_there {
-                // One of another metric is another route.
-                let metric = match wanted.metric {
-                    0 => String::new(),
-                    metric => format!(" metric {metric}"),
-                };
-                found.push(format!("the route {wanted}{metric} is gone"));
+            if is_there {
+                continue;
             }
+            // With another metric it would be another route.
+            let metric = match wanted.metric {
+                0 => String::new(),
+                metric => format!(" metric {metric}"),
+            };
+            missing.push(format!("the route {wanted}{metric} is gone"));
         }
-        if let Some(master) = link
-            .master
-            .and_then(link::Index::new)
-            .filter(|_| found.len() > before)
-        {
-            let name = link::by_index(pod, master)?
-                .map(|master| master.name)
-                .unwrap_or_default();
-            found.push(format!(
-                "{name} is its master: a plugin such as vrf behind rail-cni takes its routes"
-            ));
-        }
-        // Multus adds one when a pod asks for it, and it is in prevResult then.
-        if !previous.routes.iter().any(cni::Route::is_default)
-            && routes
-                .iter()
-                .any(|route| route.dst.prefix_len() == 0 && route.table == MAIN)
-        {
-            found.push("it carries a default route".to_owned());
-        }
-        if !self.rules.is_empty() {
-            let (rules, _) = rule::all(pod)?;
-            let gone = self.rules.iter().filter(|rule| !rules.contains(rule));
-            found.extend(gone.map(|rule| format!("the rule {rule} is gone")));
-        }
-        Ok(found)
+        missing
     }
 
     fn of_link(&self, link: &Link, previous: &AddResult, cx: &Cx<'_>) -> Vec<String> {
