@@ -63,14 +63,14 @@ pub const NETWORK: Keys = Keys {
 /// The section, parsed and checked.
 #[derive(Debug)]
 pub struct Config {
-    /// The names of one or two pools, which differ. Empty if the rail tells the pools, or else the
-    /// network's name.
+    /// The names of one or two pools. Empty if the rail determines the pools, or else the network's
+    /// name.
     pub pools: Vec<String>,
     /// The name of the network.
     network: String,
     /// The pool itself, if the section has it.
     inline: Option<Spec>,
-    /// The rail that rail-cni attaches, which tells the pools, or is compared with the rail that
+    /// The rail that rail-cni attaches: it determines the pools, or is compared with the rail that
     /// they were planned for.
     rail: Option<u64>,
 }
@@ -94,27 +94,14 @@ impl Config {
             let problem = "works only with rail-cni, which attaches the device: with another plugin, name a pool";
             return wrong("ipam.source", problem);
         }
-        let names = match (text(network, "pool")?, text(network, "poolName")?) {
-            (Some(one), Some(other)) if one != other => {
-                return wrong(
-                    "ipam.pool",
-                    format!("{one:?} and ipam.poolName {other:?} differ: give one of them"),
-                );
-            }
-            (Some(names), _) | (None, Some(names)) => Some(names),
-            (None, None) => None,
-        };
+        let names = pool_key(network)?;
         let inline = inline(section)?;
-        let names = names.or(inline.is_some().then_some(&network.name));
-        let pools = names.map(pool_names).transpose()?.unwrap_or_default();
-        if let Some(kind) =
-            text(network, "poolType")?.filter(|kind| !kind.eq_ignore_ascii_case("cidrpool"))
-        {
-            return wrong(
-                "ipam.poolType",
-                format!("{kind:?} is not cidrpool, the only type that rail-ipam supports"),
-            );
-        }
+        let pools = match names {
+            Some(names) => pool_names(names)?,
+            None if inline.is_some() => pool_names(&network.name)?,
+            None => Vec::new(),
+        };
+        refuse_pool_type(network)?;
         if inline.is_some() && pools.len() > 1 {
             let problem = format!(
                 "two pools ({}) must be in the store: these keys describe only one",
@@ -378,6 +365,31 @@ fn parse_address(path: &str, text: &str) -> Result<(IpAddr, Option<u8>)> {
     match text.parse::<IpNet>() {
         Ok(net) => Ok((net.addr(), Some(net.prefix_len()))),
         Err(_) => wrong(path, format!("{text:?} is not an IP address")),
+    }
+}
+
+/// The value of `pool`, or of `poolName`, which means the same to nv-ipam.
+fn pool_key(network: &Network) -> Result<Option<&str>> {
+    let pool = text(network, "pool")?;
+    let pool_name = text(network, "poolName")?;
+    if let (Some(pool), Some(pool_name)) = (pool, pool_name) {
+        if pool != pool_name {
+            let problem =
+                format!("{pool:?} and ipam.poolName {pool_name:?} differ: give one of them");
+            return wrong("ipam.pool", problem);
+        }
+    }
+    Ok(pool.or(pool_name))
+}
+
+/// Refuses nv-ipam's other type of pools.
+fn refuse_pool_type(network: &Network) -> Result<()> {
+    match text(network, "poolType")? {
+        Some(kind) if !kind.eq_ignore_ascii_case("cidrpool") => wrong(
+            "ipam.poolType",
+            format!("{kind:?} is not cidrpool, the only type that rail-ipam supports"),
+        ),
+        _ => Ok(()),
     }
 }
 
