@@ -168,19 +168,17 @@ fn read_lines(open: &mut Open, calls: &mut Vec<Call>) -> Result<()> {
         .read_to_end(&mut new)
         .context("cannot read the calls of the plugins")?;
     open.partial.append(&mut new);
-    let end = open
-        .partial
-        .iter()
-        .rposition(|byte| *byte == b'\n')
-        .map_or(0, |last| last + 1);
-    let whole: Vec<u8> = open.partial.drain(..end).collect();
-    for line in whole.split(|byte| *byte == b'\n') {
-        // A line that cannot be read is of another version, and is not worth an error each second.
-        calls.extend(
-            serde_json::from_slice::<Call>(line)
-                .ok()
-                .filter(|call| !call.plugin.is_empty()),
-        );
+    let last_newline = open.partial.iter().rposition(|byte| *byte == b'\n');
+    let end = last_newline.map_or(0, |position| position + 1);
+    let whole_lines: Vec<u8> = open.partial.drain(..end).collect();
+    for line in whole_lines.split(|byte| *byte == b'\n') {
+        // Skipped without an error each second: the line of another version.
+        let Ok(call) = serde_json::from_slice::<Call>(line) else {
+            continue;
+        };
+        if !call.plugin.is_empty() {
+            calls.push(call);
+        }
     }
     if open.partial.len() > LONGEST_LINE {
         open.partial.clear();

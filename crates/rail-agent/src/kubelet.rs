@@ -352,24 +352,20 @@ fn one(message: &impl Message) -> Response<Body> {
     )
 }
 
-/// Only letters, digits and a few signs: of others, gRPC wants each byte as `%XX`.
-fn refused((code, why): Refusal) -> Response<Body> {
-    let plain = |c: char| {
-        if c == '%' || !(' '..='~').contains(&c) {
-            '?'
-        } else {
-            c
-        }
-    };
-    let why: String = why.chars().map(plain).collect();
+/// An answer with a gRPC status. The message has only printable ASCII without `%`: gRPC would want
+/// every other byte as `%XX`.
+fn refused((code, message): Refusal) -> Response<Body> {
+    let mut plain = String::new();
+    for char in message.chars() {
+        let is_plain = char != '%' && (' '..='~').contains(&char);
+        plain.push(if is_plain { char } else { '?' });
+    }
     let mut response = response(stream::empty().boxed());
     let headers = response.headers_mut();
     headers.insert(STATUS, HeaderValue::from(code));
-    headers.extend(
-        HeaderValue::from_str(&why)
-            .ok()
-            .map(|why| (HeaderName::from_static(MESSAGE), why)),
-    );
+    if let Ok(message) = HeaderValue::from_str(&plain) {
+        headers.insert(HeaderName::from_static(MESSAGE), message);
+    }
     response
 }
 

@@ -27,52 +27,51 @@ pub(super) fn uid_of(uids: &Uids, pod: &str) -> Option<String> {
         .cloned()
 }
 
-/// The Event of a pod for a call.
+/// The Event of a pod for a call; `None` if the call is not worth one.
 fn notice_of(call: &Call) -> Option<Notice> {
     let pod = call.pod.as_ref()?;
-    let mut what = call.network.clone().map_or_else(
-        || call.plugin.clone(),
-        |network| format!("network {network}"),
-    );
-    if let Some(rail) = call.rail {
-        what = format!("rail {rail}, {what}");
+    // rail-cni reports an error of rail-ipam as its own, with the same text.
+    if call.plugin != "rail-cni" {
+        return None;
     }
-    if let Some(interface) = &call.interface {
-        what = format!("{what}, interface {interface}");
-    }
-    // rail-cni reports what rail-ipam refused as its own error, with the same text.
-    let (reason, is_warning, note) = match (call.verb.as_str(), call.code) {
-        _ if call.plugin != "rail-cni" => return None,
-        (_, 0) if !call.restored.is_empty() => ("RailHealed", false, call.restored.join("; ")),
-        (_, 0) => return None,
-        ("ADD", _) => (
-            "RailRefused",
-            true,
-            call.message.clone().unwrap_or_default(),
-        ),
-        ("CHECK", _) => (
-            "RailDiffers",
-            true,
-            call.message.clone().unwrap_or_default(),
-        ),
-        ("DEL", _) => (
-            "RailNotReturned",
-            true,
-            call.message.clone().unwrap_or_default(),
-        ),
+    let has_failed = call.code != 0;
+    let reason = match call.verb.as_str() {
+        _ if !has_failed && call.restored.is_empty() => return None,
+        _ if !has_failed => "RailHealed",
+        "ADD" => "RailRefused",
+        "CHECK" => "RailDiffers",
+        "DEL" => "RailNotReturned",
         _ => return None,
     };
+    let message = if has_failed {
+        call.message.clone().unwrap_or_default()
+    } else {
+        call.restored.join("; ")
+    };
+    let interface = call.interface.as_deref().unwrap_or("-");
     Some(Notice {
         pod: Some((pod.clone(), call.pod_uid.clone())),
-        is_warning,
+        is_warning: has_failed,
         reason,
-        action: clean(&format!(
-            "{} {}",
-            call.verb,
-            call.interface.as_deref().unwrap_or("-")
-        )),
-        note: format!("{what}: {note}"),
+        action: clean(&format!("{} {interface}", call.verb)),
+        note: format!("{}: {message}", describe(call)),
     })
+}
+
+/// Rail, network and interface of a call, as far as it names them.
+fn describe(call: &Call) -> String {
+    let mut parts = Vec::new();
+    if let Some(rail) = call.rail {
+        parts.push(format!("rail {rail}"));
+    }
+    match &call.network {
+        Some(network) => parts.push(format!("network {network}")),
+        None => parts.push(call.plugin.clone()),
+    }
+    if let Some(interface) = &call.interface {
+        parts.push(format!("interface {interface}"));
+    }
+    parts.join(", ")
 }
 
 /// Reads the calls of the plugins for as long as the agent runs.
