@@ -110,7 +110,6 @@ pub fn install(args: &InstallArgs) -> Result<ExitCode> {
 /// written and have run before the first is renamed, so that a full disk, or an image for another
 /// machine, leaves the old ones.
 fn put_all(host: &Host, dir: &HostDir, args: &InstallArgs) -> Result<Vec<&'static str>> {
-    remove_old(dir)?;
     if changed(dir, args)?.is_empty() {
         return Ok(Vec::new());
     }
@@ -186,25 +185,6 @@ fn temporary(name: &str) -> String {
 /// The executable that was replaced.
 fn previous(name: &str) -> String {
     format!("{name}.previous")
-}
-
-/// The names of both, and of a link to the latter, beside the plugins: there the first agents had
-/// those of the plugins.
-fn old_names() -> impl Iterator<Item = String> {
-    PLUGINS
-        .iter()
-        .flat_map(|name| ["previous", "new", "kept"].map(|suffix| format!(".{name}.{suffix}")))
-}
-
-/// A tenant's network can name these as its type.
-fn remove_old(dir: &HostDir) -> Result<()> {
-    for name in old_names() {
-        // On a read-only file system, removing nothing fails, too.
-        if dir.at(&name).exists() {
-            dir.remove(&name)?;
-        }
-    }
-    Ok(())
 }
 
 /// Fails if this node cannot execute a file of the image.
@@ -337,7 +317,6 @@ pub fn uninstall(args: &UninstallArgs) -> Result<ExitCode> {
         .map(str::to_owned)
         .collect();
     let mut removed = remove(&host, &args.plugins_dir, &executables)?;
-    removed += remove(&host, &args.plugins_dir, &old_names().collect::<Vec<_>>())?;
     let of_executable = |name: &&str| [previous(name), temporary(name), format!(".{name}.kept")];
     let kept: Vec<_> = EXECUTABLES.iter().flat_map(of_executable).collect();
     removed += remove(&host, &args.plugins_dir.join(EXECUTABLES_DIR), &kept)?;

@@ -189,32 +189,6 @@ fn uninstall_without_railctl_goes_by_the_files_and_says_what_restores_the_rest()
     );
 }
 
-/// A network of a tenant names any executable of the directory as its type.
-#[test]
-fn what_the_first_agents_kept_beside_the_plugins_is_removed() {
-    on_a_node(
-        "install::what_the_first_agents_kept_beside_the_plugins_is_removed",
-        || {
-            let leave = || {
-                sh("cd /opt/cni/bin; for name in rail-cni rail-ipam; do for suffix in previous new kept; do
-                cp $name .$name.$suffix; done; done");
-            };
-            install();
-            leave();
-            install();
-            assert_eq!(names(), INSTALLED);
-            leave();
-            let output = agent(&["uninstall"]);
-            assert!(
-                output.status.success() && names().is_empty(),
-                "{}: {:?}",
-                text_of(&output),
-                names()
-            );
-        },
-    );
-}
-
 #[test]
 fn a_plugin_that_the_node_cannot_execute_replaces_nothing() {
     on_a_node(
