@@ -1,6 +1,7 @@
-//! The devices of the rails as resources of the Node: what an SR-IOV device plugin would do.
-//! `railctl devices` says which there are, as ADD judges them.
+//! A device plugin: offers the devices of the rails to the kubelet as resources of the Node, as the
+//! SR-IOV device plugin does. `railctl devices` lists them, and whether ADD would accept each.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -22,18 +23,18 @@ use crate::ready::Steady;
 use crate::report::{Listed, Listing};
 use crate::text::{error_text, log};
 
-/// The part of a resource's name that stands for the number of the rail.
+/// Placeholder for the number of the rail in a resource's name.
 const RAIL_PATTERN: &str = "{rail}";
-/// How often the kubelet's socket and the own one are looked at, if no change is seen. A kubelet
-/// that starts removes all, and makes its own anew.
+/// How often both sockets, the kubelet's and the agent's, are checked if inotify reports no change.
+/// A starting kubelet removes all sockets and makes its own again.
 const KUBELET_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// The time after which a first failure is tried again.
-const REGISTER_DELAY: Duration = Duration::from_millis(50);
-/// The longest registration.
+/// Pause before the second registration.
+const FIRST_RETRY_DELAY: Duration = Duration::from_millis(50);
+/// Time for one registration.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The name of a resource, or a pattern of one for each rail.
-pub fn resource(text: &str) -> Result<String, String> {
+/// Parses `--resource`: the name of a resource, or a pattern for one resource per rail.
+pub fn parse_resource(text: &str) -> Result<String, String> {
     let is_part = |part: &str| {
         let ends = [part.chars().next(), part.chars().next_back()];
         part.len() <= 63
@@ -61,17 +62,18 @@ pub fn resource(text: &str) -> Result<String, String> {
 pub struct Resources {
     pattern: String,
     railctl: PathBuf,
-    /// How long the link of a PF must be away before its devices are.
+    /// How long a PF must lack its link before its devices are unhealthy.
     patience: Duration,
-    /// Of each PF.
+    /// The link of each PF.
     links: HashMap<String, Steady>,
+    /// The devices of each resource that was ever offered.
     offered: BTreeMap<String, watch::Sender<Devices>>,
-    /// What `railctl devices` said last.
+    /// The last output of `railctl devices`.
     listing: watch::Sender<Arc<Listing>>,
 }
 
 impl Resources {
-    /// Offers nothing yet.
+    /// Resources without devices.
     pub fn new(pattern: &str, plugins_dir: &Path, patience: Duration) -> Resources {
         Resources {
             pattern: pattern.to_owned(),
@@ -83,16 +85,16 @@ impl Resources {
         }
     }
 
-    /// Offers these devices. A resource that has none any more stays, so that the kubelet knows it.
+    /// Offers these devices. A resource whose last device is gone stays, with none.
     pub fn offer(&mut self, listing: Listing) -> Result<()> {
         let mut wanted: BTreeMap<String, Devices> = self
             .offered
             .keys()
             .map(|resource| (resource.clone(), Devices::default()))
             .collect();
-        for one in &listing.devices {
-            let device = self.device(one, Instant::now());
-            let resource = self.pattern.replace(RAIL_PATTERN, &one.rail.to_string());
+        for listed in &listing.devices {
+            let device = self.device(listed, Instant::now());
+            let resource = self.pattern.replace(RAIL_PATTERN, &listed.rail.to_string());
             wanted.entry(resource).or_default().devices.push(device);
         }
         self.listing.send_replace(Arc::new(listing));
@@ -105,13 +107,11 @@ impl Resources {
                 })),
                 None => {
                     let (sender, receiver) = watch::channel(devices);
-                    let railctl = self.railctl.clone();
-                    let (host, listing) = (Host::open()?, self.listing.subscribe());
                     let plugin = Plugin {
-                        host,
-                        railctl,
+                        host: Host::open()?,
+                        railctl: self.railctl.clone(),
                         resource: resource.clone(),
-                        listing,
+                        listing: self.listing.subscribe(),
                         devices: receiver,
                     };
                     tokio::spawn(Arc::new(plugin).keep_offering());
@@ -122,36 +122,35 @@ impl Resources {
         Ok(())
     }
 
-    /// A device that a pod has stays healthy: its health is about those that come.
-    fn device(&mut self, one: &Listed, now: Instant) -> Device {
-        let is_there = match one.link.as_str() {
+    /// The device as the kubelet sees it. A device in a pod stays healthy: health decides about new
+    /// pods.
+    fn device(&mut self, listed: &Listed, now: Instant) -> Device {
+        let has_link = match listed.link.as_str() {
             "up" | "in-pod" | "userspace" => true,
-            // A PF that is handed out itself is brought up by ADD.
-            "down" => !one.is_vf,
+            // ADD brings up a PF that is attached itself.
+            "down" => !listed.is_vf,
             _ => false,
         };
-        let steady = self.links.entry(one.pf.clone()).or_default();
-        let is_there = steady
-            .look(is_there, now, self.patience)
-            .unwrap_or(is_there);
-        let is_healthy = is_there && one.state != "refused";
+        let steady = self.links.entry(listed.pf.clone()).or_default();
+        let steady_link = steady.look(has_link, now, self.patience);
+        let is_healthy = steady_link.unwrap_or(has_link) && listed.state != "refused";
         let health = if is_healthy {
             kubelet::HEALTHY
         } else {
             kubelet::UNHEALTHY
         };
-        let topology = one.numa_node.map(|id| Topology {
+        let topology = listed.numa_node.map(|id| Topology {
             nodes: vec![NumaNode { id: id.into() }],
         });
         Device {
-            id: one.device.clone(),
+            id: listed.device.clone(),
             health: health.to_owned(),
             topology,
         }
     }
 }
 
-/// What answers for one resource.
+/// The device plugin of one resource.
 #[derive(Debug)]
 struct Plugin {
     host: Host,
@@ -163,36 +162,39 @@ struct Plugin {
 
 impl Plugin {
     async fn keep_offering(self: Arc<Plugin>) {
-        let mut told = None;
+        let mut last_error = None;
         loop {
-            let error = self.offer().await.err().map(|error| error_text(&error));
+            let Err(error) = self.offer().await else {
+                last_error = None;
+                continue;
+            };
+            let error = error_text(&error);
             // A kubelet makes its socket shortly before it listens.
-            let pause = if told.is_none() {
-                REGISTER_DELAY
+            let delay = if last_error.is_none() {
+                FIRST_RETRY_DELAY
             } else {
                 KUBELET_CHECK_INTERVAL
             };
-            if let Some(text) = error.as_ref().filter(|_| error != told) {
+            if last_error.as_ref() != Some(&error) {
                 log(
                     "warn",
-                    &format!("the resource {} is not offered: {text}", self.resource),
+                    &format!("the resource {} is not offered: {error}", self.resource),
                 );
             }
-            told = error;
-            if told.is_some() {
-                tokio::time::sleep(pause).await;
-            }
+            last_error = Some(error);
+            tokio::time::sleep(delay).await;
         }
     }
 
-    /// Offers the resource to the kubelet that runs now, if one does, for as long as it does.
+    /// Offers the resource to the present kubelet until that ends. Returns after a while if there is
+    /// none.
     async fn offer(self: &Arc<Plugin>) -> Result<()> {
-        let Some(dir) = self.host.dir(Path::new(kubelet::FOLDER))? else {
+        let Some(dir) = self.host.dir(Path::new(kubelet::DIRECTORY))? else {
             tokio::time::sleep(KUBELET_CHECK_INTERVAL).await;
             return Ok(());
         };
-        let changes = Changes::of(&dir);
-        let Some(began) = began(&dir) else {
+        let changes = Changes::open(&dir);
+        let Some(kubelet_socket) = socket_identity(&dir) else {
             changes.wait().await;
             return Ok(());
         };
@@ -205,7 +207,7 @@ impl Plugin {
         // The kubelet asks for the devices before it answers.
         let mut tasks = JoinSet::new();
         tasks.spawn(self.clone().accept(listener));
-        let path = dir.at(kubelet::KUBELET);
+        let path = dir.at(kubelet::KUBELET_SOCKET);
         let registered = kubelet::register(&path, &socket, &self.resource);
         tokio::time::timeout(REGISTER_TIMEOUT, registered)
             .await
@@ -214,7 +216,10 @@ impl Plugin {
             "info",
             &format!("the kubelet has the resource {}", self.resource),
         );
-        while dir.is_linked() && dir.at(&socket).exists() && self::began(&dir) == Some(began) {
+        while dir.is_linked()
+            && dir.at(&socket).exists()
+            && socket_identity(&dir) == Some(kubelet_socket)
+        {
             changes.wait().await;
         }
         Ok(())
@@ -224,7 +229,7 @@ impl Plugin {
         let mut open = JoinSet::new();
         loop {
             let Ok((stream, _)) = listener.accept().await else {
-                // No file descriptor is free, for example.
+                // For example, no free file descriptor.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
@@ -249,47 +254,46 @@ impl Plugin {
                 )
             }
             Asked::Allocate(containers) => {
-                let listing = self.look_again().await;
-                let given = containers
-                    .iter()
-                    .map(|ids| give(&listing, &self.resource, ids));
-                match given.collect() {
-                    Ok(given) => Answer::Given(given),
-                    Err(why) => {
-                        log(
-                            "warn",
-                            &format!("the kubelet is refused devices of {}: {why}", self.resource),
-                        );
-                        Answer::Refused(why)
+                let listing = self.list_again().await;
+                let mut all_given = Vec::new();
+                for ids in &containers {
+                    match give(&listing, &self.resource, ids) {
+                        Ok(given) => all_given.push(given),
+                        Err(why) => {
+                            let resource = &self.resource;
+                            log(
+                                "warn",
+                                &format!("the kubelet is refused devices of {resource}: {why}"),
+                            );
+                            return Answer::Refused(why);
+                        }
                     }
                 }
+                Answer::Given(all_given)
             }
         }
     }
 
-    /// The files of a device are those of this moment: that of a pod which has just ended came back
-    /// with it.
-    async fn look_again(&self) -> Arc<Listing> {
-        match self
-            .host
-            .run(&self.railctl, &["devices", "--output", "json"], b"")
-            .await
+    /// The devices with their present files: those of a device change when it returns from a pod.
+    /// The last listing if railctl fails.
+    async fn list_again(&self) -> Arc<Listing> {
+        let arguments = ["devices", "--output", "json"];
+        if let Ok(output) = self.host.run(&self.railctl, &arguments, b"").await
+            && let Ok(listing) = serde_json::from_str(&output.stdout)
         {
-            Ok(said) => serde_json::from_str(&said.stdout).map(Arc::new).ok(),
-            Err(_) => None,
+            return Arc::new(listing);
         }
-        .unwrap_or_else(|| self.listing.borrow().clone())
+        self.listing.borrow().clone()
     }
 }
 
-/// What happens in the kubelet's folder: a pod that starts with a new kubelet fails for good if its
-/// devices come too late. Tokio has no type for inotify, and a file that is read like a pipe is one
-/// to it.
+/// Changes in the kubelet's directory, by inotify: a pod that starts with a new kubelet fails for
+/// good if its devices are offered too late. Tokio reads the inotify file as a pipe.
 struct Changes(Option<pipe::Receiver>);
 
 impl Changes {
-    /// A node may have no watch left.
-    fn of(dir: &HostDir) -> Changes {
+    /// Watches the directory. Without a free inotify watch, [`Changes::wait`] only waits.
+    fn open(dir: &HostDir) -> Changes {
         let watch = || -> Result<pipe::Receiver> {
             let inotify =
                 inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC)?;
@@ -302,7 +306,7 @@ impl Changes {
         Changes(watch().ok())
     }
 
-    /// Waits for the next change, or for a while.
+    /// Waits for the next change, for at most [`KUBELET_CHECK_INTERVAL`].
     async fn wait(&self) {
         let change = async {
             let Some(inotify) = &self.0 else {
@@ -319,51 +323,58 @@ impl Changes {
     }
 }
 
-/// Tells one kubelet from the next: an inode number may be given again.
-fn began(dir: &HostDir) -> Option<(u64, i64, i64)> {
-    let found = dir.at(kubelet::KUBELET).symlink_metadata().ok()?;
-    Some((found.ino(), found.ctime(), found.ctime_nsec()))
+/// Inode and ctime of the kubelet's socket, which differ from those of the next kubelet: an inode
+/// number alone may be reused.
+fn socket_identity(dir: &HostDir) -> Option<(u64, i64, i64)> {
+    let metadata = dir.at(kubelet::KUBELET_SOCKET).symlink_metadata().ok()?;
+    Some((metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
 }
 
-/// One device of each rail before a second of any, of few NUMA nodes.
+/// The devices that a container should get: as many rails as possible, on few NUMA nodes.
 fn preferred(listing: &Listing, choice: &Choice) -> Vec<String> {
     let size = usize::try_from(choice.size).unwrap_or_default();
-    let find = |id: &String| listing.devices.iter().find(|one| one.device == *id);
-    let must: Vec<&Listed> = choice.must_include.iter().filter_map(find).collect();
-    let free: Vec<&Listed> = choice.available.iter().filter_map(find).collect();
-    let nodes: BTreeSet<Option<u32>> = free.iter().map(|one| one.numa_node).collect();
-    let sets = nodes
+    let required = find_all(listing, &choice.must_include);
+    let free = find_all(listing, &choice.available);
+    let numa_nodes: BTreeSet<Option<u32>> = free.iter().map(|device| device.numa_node).collect();
+    let sets = numa_nodes
         .into_iter()
-        .map(|first| fill(must.clone(), &free, size, first));
+        .map(|first_node| fill(required.clone(), &free, size, first_node));
     let rank = |set: &Vec<&Listed>| {
-        let rails: BTreeSet<u8> = set.iter().map(|one| one.rail).collect();
-        let nodes: BTreeSet<Option<u32>> = set.iter().map(|one| one.numa_node).collect();
-        (usize::MAX - rails.len(), nodes.len())
+        let rails: BTreeSet<u8> = set.iter().map(|device| device.rail).collect();
+        let numa_nodes: BTreeSet<Option<u32>> = set.iter().map(|device| device.numa_node).collect();
+        (Reverse(rails.len()), numa_nodes.len())
     };
-    let best = sets.min_by_key(rank).unwrap_or(must);
-    best.into_iter().map(|one| one.device.clone()).collect()
+    let best = sets.min_by_key(rank).unwrap_or(required);
+    best.iter().map(|device| device.device.clone()).collect()
 }
 
-/// Adds free devices, those of the NUMA node `first` before others.
+/// The listed devices among `ids`.
+fn find_all<'a>(listing: &'a Listing, ids: &[String]) -> Vec<&'a Listed> {
+    ids.iter().filter_map(|id| listing.find(id)).collect()
+}
+
+/// Fills the set up with free devices: rails and PFs that it lacks first, then those near its NUMA
+/// nodes or `first_node`.
 fn fill<'a>(
     mut set: Vec<&'a Listed>,
     free: &[&'a Listed],
     size: usize,
-    first: Option<u32>,
+    first_node: Option<u32>,
 ) -> Vec<&'a Listed> {
     while set.len() < size {
-        let is_left = |one: &&&Listed| set.iter().all(|taken| taken.device != one.device);
-        let rank = |one: &&&Listed| {
-            let count = |is_like: fn(&Listed, &Listed) -> bool| {
-                set.iter().filter(|taken| is_like(taken, one)).count()
-            };
-            let of_rail = count(|taken, one| taken.rail == one.rail);
-            let of_pf = count(|taken, one| taken.pf == one.pf);
-            let is_near =
-                one.numa_node == first || count(|taken, one| taken.numa_node == one.numa_node) > 0;
-            (of_rail, of_pf, !is_near, one.rail, one.device.clone())
+        let rank = |device: &Listed| {
+            let rails = set.iter().filter(|other| other.rail == device.rail);
+            let pfs = set.iter().filter(|other| other.pf == device.pf);
+            let is_near = device.numa_node == first_node
+                || set.iter().any(|other| other.numa_node == device.numa_node);
+            let id = device.device.clone();
+            (rails.count(), pfs.count(), !is_near, device.rail, id)
         };
-        let Some(next) = free.iter().filter(is_left).min_by_key(rank) else {
+        let next = free
+            .iter()
+            .filter(|device| set.iter().all(|other| other.device != device.device))
+            .min_by_key(|device| rank(device));
+        let Some(next) = next else {
             break;
         };
         set.push(next);
@@ -371,27 +382,34 @@ fn fill<'a>(
     set
 }
 
-/// What a container with these devices is given. Fails if the node does not hand one of them out.
+/// Variables and files for a container with these devices. Fails if the node does not offer one of
+/// them.
 fn give(listing: &Listing, resource: &str, ids: &[String]) -> Result<Given, String> {
-    let mut files = BTreeSet::new();
+    let mut paths = BTreeSet::new();
     for id in ids {
-        let found = listing.devices.iter().find(|one| one.device == *id);
-        let found = found
-            .ok_or_else(|| format!("this node hands out no device {id}: `railctl devices`"))?;
-        files.extend(&found.files);
+        let Some(device) = listing.find(id) else {
+            return Err(format!(
+                "this node hands out no device {id}: `railctl devices`"
+            ));
+        };
+        paths.extend(&device.files);
     }
-    let file = |path: &String| DeviceFile {
-        in_container: path.clone(),
-        on_host: path.clone(),
-        permissions: "rw".to_owned(),
-    };
+    let mut files = Vec::new();
+    for path in paths {
+        files.push(DeviceFile {
+            in_container: path.clone(),
+            on_host: path.clone(),
+            permissions: "rw".to_owned(),
+        });
+    }
     Ok(Given {
         variables: BTreeMap::from([(variable(resource), ids.join(","))]),
-        files: files.into_iter().map(file).collect(),
+        files,
     })
 }
 
-/// `PCIDEVICE_NVIDIA_COM_RAIL_0`, as the SR-IOV device plugin calls it.
+/// The variable with a container's devices, named as by the SR-IOV device plugin:
+/// `PCIDEVICE_NVIDIA_COM_RAIL_0`.
 fn variable(resource: &str) -> String {
     let name = resource.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
     format!("PCIDEVICE_{}", name.to_ascii_uppercase())
@@ -405,8 +423,8 @@ mod tests {
     fn a_socket_that_comes_or_goes_is_seen_at_once() {
         crate::runtime::runtime().unwrap().block_on(async {
             let temp = tempfile::tempdir().unwrap();
-            let changes = Changes::of(&HostDir::here(temp.path()));
-            let socket = temp.path().join(kubelet::KUBELET);
+            let changes = Changes::open(&HostDir::here(temp.path()));
+            let socket = temp.path().join(kubelet::KUBELET_SOCKET);
             let begun = Instant::now();
             for _ in 0..100 {
                 std::fs::write(&socket, "").unwrap();
@@ -474,7 +492,7 @@ mod tests {
         assert_eq!(of("1a 1b 2a 3a", "", 2), "2a 3a");
         assert_eq!(of("0a 0b 1a 2a 3a", "2a", 2), "2a 3a");
         assert_eq!(of("0b 2b 3a", "0b", 2), "0b 2b");
-        // More rails count more than fewer NUMA nodes; what nobody knows is left out.
+        // More rails count more than fewer NUMA nodes; unknown devices are left out.
         assert_eq!(of("0a 0b 2a", "", 2), "0a 2a");
         assert_eq!(of("0a x", "", 2), "0a");
         assert_eq!(of("0a", "", -1), "");
@@ -514,13 +532,15 @@ mod tests {
         let begun = Instant::now();
         let mut all = Resources::new("a.b/c", Path::new("/"), Duration::from_secs(60));
         let mut of = |state: &str, link: &str, is_vf: bool, second: u64| {
-            let mut one = listing(&[("0a", 0, 0)]).devices.remove(0);
-            (one.state, one.link, one.is_vf, one.pf) =
-                (state.to_owned(), link.to_owned(), is_vf, link.to_owned());
-            if second > 0 {
-                one.pf = "same".to_owned();
-            }
-            all.device(&one, begun + Duration::from_secs(second)).health == kubelet::HEALTHY
+            let mut device = listing(&[("0a", 0, 0)]).devices.remove(0);
+            device.state = state.to_owned();
+            device.link = link.to_owned();
+            device.is_vf = is_vf;
+            let pf = if second > 0 { "same" } else { link };
+            device.pf = pf.to_owned();
+            all.device(&device, begun + Duration::from_secs(second))
+                .health
+                == kubelet::HEALTHY
         };
         for (state, link, is_vf, expected) in [
             ("free", "up", true, true),
@@ -556,7 +576,7 @@ mod tests {
     #[test]
     fn the_name_of_a_resource_is_one_that_the_kubelet_takes() {
         for good in ["", "nvidia.com/rails", "example.com/rail-{rail}"] {
-            assert_eq!(resource(good).as_deref(), Ok(good));
+            assert_eq!(parse_resource(good).as_deref(), Ok(good));
         }
         for bad in [
             "rails",
@@ -566,7 +586,7 @@ mod tests {
             "nvidia.com/{tier}",
             "nvidia.com/-a",
         ] {
-            assert!(resource(bad).is_err(), "{bad}");
+            assert!(parse_resource(bad).is_err(), "{bad}");
         }
     }
 }

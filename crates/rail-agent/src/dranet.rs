@@ -1,9 +1,9 @@
-//! The profile provider of DRANET: a web server at a Unix socket, which DRANET asks for the
-//! addresses of a device before the pod has a sandbox.
+//! The profile provider of DRANET: an HTTP server on a Unix socket. DRANET requests the addresses of
+//! a device before the pod has a sandbox.
 //!
 //! The agent only translates: `railctl lease` and `railctl release` decide, in the host's
-//! namespaces. What a request says comes in part from a tenant, so nothing of it becomes a path, or
-//! an argument that could be an option.
+//! namespaces. Parts of a request come from a tenant, so none becomes a path, or an argument that
+//! could be an option.
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -27,25 +27,26 @@ use crate::host::{Host, HostDir, ProgramOutput, RAILCTL};
 use crate::report::Refused;
 use crate::text::{clean, error_text, log};
 
-/// The directory in the run directory, which DRANET mounts, and the socket in it.
+/// The socket's directory in the run directory. DRANET mounts it.
 pub const DIRECTORY: &str = "dranet";
 /// The name of the socket.
 pub const SOCKET: &str = "provider.sock";
-/// The name of the profile that means the rail of the device.
-const RAIL: &str = "rail";
-/// A ResourceClaim is smaller: etcd holds no larger object.
+/// The profile for the pools of the device's rail.
+const RAIL_PROFILE: &str = "rail";
+/// Larger than a ResourceClaim: etcd stores at most 1.5 MiB.
 const MAX_REQUEST_BYTES: usize = 2 << 20;
-/// The most requests at a time, and the longest one. DRANET waits 10 s.
+/// Concurrent requests.
 const MAX_REQUESTS: usize = 16;
+/// Longer than the 10 s that DRANET waits.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
-/// How often the socket is looked at: somebody may have emptied the run directory.
+/// How often the socket is checked: the run directory may have been emptied.
 const SOCKET_CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// The rule of rail 0, as rail-cni has it.
+/// Priority of the rule of rail 0, as in rail-cni.
 const FIRST_PRIORITY: u32 = 1000;
-/// The scope of a route to a neighbour (RT_SCOPE_LINK).
-const LINK: u8 = 253;
+/// RT_SCOPE_LINK, the scope of a route to a neighbour.
+const LINK_SCOPE: u8 = 253;
 
-/// How requests reach railctl.
+/// The server, which answers by railctl.
 #[derive(Debug)]
 pub struct Provider {
     host: Host,
@@ -66,10 +67,10 @@ pub fn serve(host: Host, run_dir: PathBuf, plugins_dir: &Path) -> Result<()> {
             socket.dir.shown(SOCKET)
         ),
     );
-    let places = Arc::new(Semaphore::new(MAX_REQUESTS));
+    let request_permits = Arc::new(Semaphore::new(MAX_REQUESTS));
     tokio::spawn(async move {
         loop {
-            let Ok(place) = places.clone().acquire_owned().await else {
+            let Ok(permit) = request_permits.clone().acquire_owned().await else {
                 return;
             };
             match tokio::time::timeout(SOCKET_CHECK_INTERVAL, socket.listener.accept()).await {
@@ -77,10 +78,10 @@ pub fn serve(host: Host, run_dir: PathBuf, plugins_dir: &Path) -> Result<()> {
                     let provider = provider.clone();
                     tokio::spawn(async move {
                         provider.converse(stream).await;
-                        drop(place);
+                        drop(permit);
                     });
                 }
-                // No file descriptor is free, for example.
+                // For example, no free file descriptor.
                 Ok(Err(_)) => tokio::time::sleep(Duration::from_millis(100)).await,
                 Err(_) if socket.is_there() => (),
                 Err(_) => match Socket::bind(&provider.host, &run_dir) {
@@ -100,7 +101,7 @@ struct Socket {
 }
 
 impl Socket {
-    /// Replaces the socket of an earlier agent, which has ended: this one has the lock.
+    /// Replaces the socket of an earlier agent, which has ended because this one has the lock.
     fn bind(host: &Host, run_dir: &Path) -> Result<Socket> {
         let dir = host.make_dir(&run_dir.join(DIRECTORY), 0o700)?;
         dir.restrict(".", 0o700)?;
@@ -111,23 +112,23 @@ impl Socket {
         Ok(Socket { dir, listener })
     }
 
-    /// Whether a client still finds it: the directory may have been removed and made anew.
+    /// Whether clients find this socket at its path: the directory may have been replaced.
     fn is_there(&self) -> bool {
         self.dir.is_linked() && self.dir.at(SOCKET).exists()
     }
 }
 
-/// Whether a claim's text is an address, perhaps with the length of its prefix.
+/// Whether the text is an address, with or without a prefix length.
 fn is_address(text: &str) -> bool {
     let (address, length) = text.split_once('/').unwrap_or((text, "0"));
     address.parse::<std::net::IpAddr>().is_ok() && length.parse::<u8>().is_ok()
 }
 
-/// Kept by who gives an address, and alone by who releases that of a claim that has ended: the
+/// Shared while an address is leased, exclusive while those of ended claims are released: such a
 /// claim may be reserved for a new pod meanwhile.
 pub static ADDRESS_LOCK: tokio::sync::RwLock<()> = tokio::sync::RwLock::const_new(());
 
-/// A request that is refused: the status by which DRANET knows why, and what to tell.
+/// The status and the message of a refused request.
 type Refusal = (StatusCode, String);
 
 fn malformed(why: impl Into<String>) -> Refusal {
@@ -181,8 +182,8 @@ impl Provider {
         match (path.as_str(), is_post) {
             ("/health", false) => Ok(json!({"cloudProvider": false, "profileProvider": true,
                 "deviceLifecycleProvider": false})),
-            ("/GetProfileConfig", true) => self.give(&read(request).await?).await,
-            ("/ReleaseProfileConfig", true) => self.take_back(&read(request).await?).await,
+            ("/GetProfileConfig", true) => self.lease(&read(request).await?).await,
+            ("/ReleaseProfileConfig", true) => self.release(&read(request).await?).await,
             _ => {
                 let known = "use GET /health, POST /GetProfileConfig or POST /ReleaseProfileConfig";
                 Err((
@@ -193,7 +194,8 @@ impl Provider {
         }
     }
 
-    async fn give(&self, asked: &Asked) -> Result<Value, Refusal> {
+    /// Leases the addresses of a device, and describes them to DRANET.
+    async fn lease(&self, asked: &Asked) -> Result<Value, Refusal> {
         let claim = asked.claim()?;
         let config = asked.config.as_ref();
         let profile = config.map_or("", |config| config.profile.as_str());
@@ -214,39 +216,37 @@ impl Provider {
             format!("--device={}", asked.device.name),
             format!("--function={function}"),
         ];
-        if profile != RAIL {
+        if profile != RAIL_PROFILE {
             if !profile.split(',').all(rail_cni::pool::is_name) {
                 let text = format!(
-                    "there is no profile {profile:?}: it is {RAIL:?}, or the name of a pool"
+                    "there is no profile {profile:?}: it is {RAIL_PROFILE:?}, or the name of a pool"
                 );
                 return Err((StatusCode::NOT_FOUND, text));
             }
             arguments.push(format!("--pool={profile}"));
         }
-        for address in config
-            .map(Config::requested)
-            .transpose()?
-            .unwrap_or_default()
-        {
+        let requested = match config {
+            Some(config) => config.requested()?,
+            None => &[],
+        };
+        for address in requested {
             if !is_address(address) {
                 return Err(malformed(format!("{address:?} is not an address")));
             }
             arguments.push(format!("--ip={address}"));
         }
-        arguments.extend(
-            asked
-                .names()
-                .map(|(option, name)| format!("--{option}={name}")),
-        );
-        let _giving = ADDRESS_LOCK.read().await;
-        let said = self.railctl(&arguments).await?;
-        if said.is_success {
-            let leased = serde_json::from_str(&said.stdout).unwrap_or_default();
+        for (option, name) in asked.names() {
+            arguments.push(format!("--{option}={name}"));
+        }
+        let _leasing = ADDRESS_LOCK.read().await;
+        let output = self.railctl(&arguments).await?;
+        if output.is_success {
+            let leased = serde_json::from_str(&output.stdout).unwrap_or_default();
             return network_config(&leased, config.is_some_and(Config::has_vrf)).map_err(failed);
         }
         let Refused {
             reason, message, ..
-        } = Refused::of(&said);
+        } = Refused::of(&output);
         Err(match reason.as_str() {
             "held" => (StatusCode::CONFLICT, message),
             "invalid" => malformed(message),
@@ -255,14 +255,15 @@ impl Provider {
         })
     }
 
-    /// DRANET does not ask again if this fails, so the agent looks for claims that have ended.
-    async fn take_back(&self, asked: &Asked) -> Result<Value, Refusal> {
-        let arguments = release(asked.claim()?, &asked.device.name);
-        let said = self.railctl(&arguments).await?;
-        if said.is_success {
+    /// Releases the addresses of a device. DRANET does not retry, so the agent also looks for ended
+    /// claims.
+    async fn release(&self, asked: &Asked) -> Result<Value, Refusal> {
+        let arguments = release_arguments(asked.claim()?, &asked.device.name);
+        let output = self.railctl(&arguments).await?;
+        if output.is_success {
             Ok(json!({}))
         } else {
-            Err(failed(said.stderr.trim()))
+            Err(failed(output.stderr.trim()))
         }
     }
 
@@ -279,8 +280,8 @@ impl Provider {
     }
 }
 
-/// The arguments of railctl that release what a device of a claim has.
-pub fn release(claim: &str, device: &str) -> Vec<String> {
+/// The arguments of `railctl release` for a device of a claim.
+pub fn release_arguments(claim: &str, device: &str) -> Vec<String> {
     vec![
         "release".to_owned(),
         format!("--claim={claim}"),
@@ -304,15 +305,15 @@ async fn read(request: Request<Incoming>) -> Result<Asked, Refusal> {
     Ok(asked)
 }
 
-/// Whether the text is a UID, the name of a device or that of an object. Of the rest of a request,
-/// addresses become arguments, and the PCI address, which railctl judges.
+/// Whether the text can be a UID, or the name of a device or object. Other arguments from a request
+/// are only addresses, and the PCI address, which railctl checks.
 fn is_word(text: &str) -> bool {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
     !text.is_empty() && text.len() <= 253 && text.chars().all(is_allowed)
 }
 
-/// The body of a request. DRANET sent the UID of the claim alone until 2026, and sends the whole
-/// claim since.
+/// The body of a request. DRANET sent only the UID of the claim until 2026, and the whole claim
+/// since.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Asked {
@@ -356,7 +357,7 @@ struct Consumer {
     name: String,
 }
 
-/// The NetworkConfig of the claim: what of it matters here.
+/// The part of the claim's NetworkConfig that matters here.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Config {
@@ -392,7 +393,7 @@ impl Asked {
             .ok_or_else(|| malformed("the request names no resource claim"))
     }
 
-    /// The names of the claim and of its pod, with the options that take them.
+    /// The names of the claim and its pod, with railctl's options for them.
     fn names(&self) -> impl Iterator<Item = (&'static str, String)> {
         let claim = self.claim.as_ref();
         let namespace = claim.map_or("", |claim| claim.metadata.namespace.as_str());
@@ -411,9 +412,8 @@ impl Asked {
 }
 
 impl Config {
-    /// The addresses that the claim requests, each of which the rail must have free. DRANET adds
-    /// them to those of the answer, so an address that is not leased would be one that the leaf has
-    /// for another node.
+    /// The addresses that the claim requests. DRANET adds them to those of the answer, so all must
+    /// be leased: another node may have them.
     fn requested(&self) -> Result<&[String], Refusal> {
         let refused = |what: &str| {
             Err(malformed(format!(
@@ -438,11 +438,10 @@ impl Config {
 
 /// DRANET's NetworkConfig for what railctl leased.
 ///
-/// DRANET keeps one route to each destination of a device, adds it without a metric, and takes it
-/// for done if there is one already. So a route that other rails have, too, is only in the table of
-/// this rail, which the rule selects by the source address. A route that no other rail has is in
-/// the main table, for sockets that have no address yet. In a VRF there are no rules, and DRANET
-/// chooses the table.
+/// DRANET keeps one route per destination and device, adds it without a metric, and skips a
+/// destination that has one already. So a route that rails share is only in this rail's table,
+/// which the rule selects by the source address. A route of this rail alone is in the main table,
+/// for sockets without an address. In a VRF there are no rules, and DRANET chooses the table.
 fn network_config(leased: &Value, has_vrf: bool) -> Result<Value, String> {
     let number = |key: &str| {
         leased[key]
@@ -451,42 +450,46 @@ fn network_config(leased: &Value, has_vrf: bool) -> Result<Value, String> {
     };
     let rail = number("rail").unwrap_or_default();
     let table = number("table").filter(|_| !has_vrf);
-    let (mut addresses, mut routes, mut rules) = (Vec::new(), Vec::new(), Vec::new());
-    for one in leased["addresses"]
+    let mut addresses = Vec::new();
+    let mut routes = Vec::new();
+    let mut rules = Vec::new();
+    let leases = leased["addresses"]
         .as_array()
-        .ok_or("railctl returned no addresses")?
-    {
-        let net = one["address"]
+        .ok_or("railctl returned no addresses")?;
+    for lease in leases {
+        let net = lease["address"]
             .as_str()
             .ok_or("railctl returned no address")?;
         addresses.push(net);
         let (address, length) = net.split_once('/').ok_or("railctl returned no prefix")?;
         let is_ipv4 = |text: &str| !text.contains(':');
         let whole = if is_ipv4(address) { 32 } else { 128 };
-        let Some(gateway) = one["gateway"].as_str() else {
+        let Some(gateway) = lease["gateway"].as_str() else {
             continue;
         };
         if is_ipv4(gateway) != is_ipv4(address) {
-            let pool = &one["pool"];
+            let pool = &lease["pool"];
             return Err(format!(
                 "pool {pool}: DRANET cannot set a route through a gateway of the other \
                 family"
             ));
         }
-        // Of a link without a prefix, the gateway is a neighbour all the same.
+        // Without a prefix, the gateway needs a route of its own.
         if length == whole.to_string() && !gateway.starts_with("fe80:") {
-            routes.push(json!({"destination": format!("{gateway}/{whole}"), "scope": LINK}));
+            routes.push(json!({"destination": format!("{gateway}/{whole}"), "scope": LINK_SCOPE}));
         }
         let mut is_in_table = false;
-        for route in one["routes"].as_array().into_iter().flatten() {
+        for route in lease["routes"].as_array().into_iter().flatten() {
             let mut new = json!({"destination": route["dst"], "gateway": gateway});
-            if let (Some(table), true) = (table, route["shared"] == true) {
+            if let Some(table) = table
+                && route["shared"] == true
+            {
                 new["table"] = json!(table);
                 is_in_table = true;
             }
             routes.push(new);
         }
-        if let (Some(table), true) = (table, is_in_table) {
+        if is_in_table {
             let priority = FIRST_PRIORITY.saturating_add(rail);
             let source = format!("{address}/{whole}");
             rules.push(json!({"priority": priority, "source": source, "table": table}));

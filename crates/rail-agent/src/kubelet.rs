@@ -20,14 +20,14 @@ use prost::Message;
 use tokio::net::UnixStream;
 use tokio::sync::watch::Receiver;
 
-/// Where the kubelet has its socket, and looks for those of plugins.
-pub const FOLDER: &str = "/var/lib/kubelet/device-plugins";
-/// The kubelet's own socket.
-pub const KUBELET: &str = "kubelet.sock";
+/// The directory of the kubelet's socket and of those of plugins.
+pub const DIRECTORY: &str = "/var/lib/kubelet/device-plugins";
+/// The kubelet's socket.
+pub const KUBELET_SOCKET: &str = "kubelet.sock";
 const VERSION: &str = "v1beta1";
-/// [`Device::health`] of a device that a pod may get.
+/// [`Device::health`] of a device for new pods.
 pub const HEALTHY: &str = "Healthy";
-/// The same of one that none may get.
+/// [`Device::health`] of a device that new pods do not get.
 pub const UNHEALTHY: &str = "Unhealthy";
 /// The largest request: gRPC's own limit.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;
@@ -62,10 +62,10 @@ struct Registration {
     options: Option<Options>,
 }
 
-/// All devices of a resource.
+/// The devices of a resource.
 #[derive(Clone, PartialEq, Message)]
 pub struct Devices {
-    /// Each of them.
+    /// All devices, healthy or not.
     #[prost(message, repeated, tag = "1")]
     pub devices: Vec<Device>,
 }
@@ -73,18 +73,18 @@ pub struct Devices {
 /// A device.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Device {
-    /// What the kubelet and Multus call it: its address on the bus.
+    /// Its address on the bus, by which the kubelet and Multus name it.
     #[prost(string, tag = "1")]
     pub id: String,
     /// [`HEALTHY`] or [`UNHEALTHY`].
     #[prost(string, tag = "2")]
     pub health: String,
-    /// What it is next to, if that is known.
+    /// Its NUMA node, if known.
     #[prost(message, optional, tag = "3")]
     pub topology: Option<Topology>,
 }
 
-/// What a device is next to.
+/// The place of a device in the machine.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Topology {
     /// The NUMA nodes.
@@ -106,16 +106,16 @@ struct Choices {
     containers: Vec<Choice>,
 }
 
-/// Which devices a container might get.
+/// The devices that a container might get.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Choice {
-    /// Those that are free.
+    /// Free devices.
     #[prost(string, repeated, tag = "1")]
     pub available: Vec<String>,
-    /// Those of them that it gets in any case.
+    /// Free devices that the container gets in any case.
     #[prost(string, repeated, tag = "2")]
     pub must_include: Vec<String>,
-    /// How many it gets.
+    /// Number of devices that the container gets.
     #[prost(int32, tag = "3")]
     pub size: i32,
 }
@@ -126,7 +126,7 @@ struct Ids {
     ids: Vec<String>,
 }
 
-/// What a container is given with its devices.
+/// Variables and files that a container gets with its devices.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct Given {
     /// Environment variables.
@@ -163,18 +163,18 @@ struct AllGiven {
     containers: Vec<Given>,
 }
 
-/// What the kubelet asks of a plugin; in a list, for each container.
+/// A request of the kubelet; lists have an entry per container.
 #[derive(Debug)]
 pub enum Asked {
     /// The devices, now and whenever they change.
     Watch,
-    /// Which of the free devices to give.
+    /// The best of the free devices.
     Prefer(Vec<Choice>),
-    /// What to give with these devices.
+    /// Variables and files for these devices.
     Allocate(Vec<Vec<String>>),
 }
 
-/// The answers, in the same order; or why there is none.
+/// The answer, in the order of the request.
 #[derive(Debug)]
 pub enum Answer {
     /// To [`Asked::Watch`].
@@ -183,17 +183,17 @@ pub enum Answer {
     Preferred(Vec<Vec<String>>),
     /// To [`Asked::Allocate`].
     Given(Vec<Given>),
-    /// To any.
+    /// To any request, with the reason.
     Refused(String),
 }
 
-/// An error by which gRPC answers.
+/// Status and message of a gRPC error.
 type Refusal = (u16, String);
 
 type Frames = BoxStream<'static, Result<Frame<Bytes>, Infallible>>;
 type Body = StreamBody<Frames>;
 
-/// A message behind its length, uncompressed.
+/// An uncompressed message after its length, as gRPC frames it.
 fn framed(message: &impl Message) -> Bytes {
     let length = u32::try_from(message.encoded_len()).unwrap_or(u32::MAX);
     let mut bytes = vec![0];
@@ -202,7 +202,7 @@ fn framed(message: &impl Message) -> Bytes {
     bytes.into()
 }
 
-/// The message in a body that has one.
+/// The message in a body with exactly one.
 fn unframed<M: Message + Default>(body: &[u8]) -> Result<M> {
     match body.split_first_chunk::<5>() {
         Some(([0, length @ ..], message))
@@ -214,15 +214,15 @@ fn unframed<M: Message + Default>(body: &[u8]) -> Result<M> {
     }
 }
 
-/// Tells the kubelet at `socket` of a resource, about which the plugin at `endpoint` beside it
-/// answers.
+/// Registers a resource with the kubelet at `socket`. `endpoint` is the name of the plugin's socket
+/// in the same directory.
 pub async fn register(socket: &Path, endpoint: &str, resource: &str) -> Result<()> {
     let stream = UnixStream::connect(socket)
         .await
         .context("cannot connect to the kubelet")?;
     let (mut kubelet, connection) =
         client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
-    let _connection = Aborted(tokio::spawn(connection).abort_handle());
+    let _connection = AbortOnDrop(tokio::spawn(connection).abort_handle());
     let registration = Registration {
         version: VERSION.to_owned(),
         endpoint: endpoint.to_owned(),
@@ -238,7 +238,7 @@ pub async fn register(socket: &Path, endpoint: &str, resource: &str) -> Result<(
         .collect()
         .await
         .map_err(|error| anyhow::anyhow!(error))?;
-    // An answer that is an error alone has no body and no trailers.
+    // An error without a body has its status in the headers.
     let trailers = body
         .trailers()
         .filter(|trailers| trailers.contains_key(STATUS))
@@ -259,16 +259,16 @@ pub async fn register(socket: &Path, endpoint: &str, resource: &str) -> Result<(
     Ok(())
 }
 
-/// A task that ends with this.
-struct Aborted(tokio::task::AbortHandle);
+/// Aborts its task when dropped.
+struct AbortOnDrop(tokio::task::AbortHandle);
 
-impl Drop for Aborted {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-/// Answers on a connection of the kubelet for as long as it lasts.
+/// Answers the requests of a connection until it ends.
 pub async fn serve<F>(stream: UnixStream, answer: impl Fn(Asked) -> F + Clone + Send + 'static)
 where
     F: Future<Output = Answer> + Send,
@@ -286,23 +286,23 @@ async fn respond<F>(request: Request<Incoming>, answer: impl Fn(Asked) -> F) -> 
 where
     F: Future<Output = Answer>,
 {
-    let asked = match asked(request).await {
+    let asked = match parse(request).await {
         Ok(Some(asked)) => asked,
-        Ok(None) => return one(&OPTIONS),
+        Ok(None) => return unary(&OPTIONS),
         Err(refusal) => return refused(refusal),
     };
     match answer(asked).await {
         Answer::Devices(devices) => response(changes(devices)),
-        Answer::Preferred(all) => one(&AllIds {
+        Answer::Preferred(all) => unary(&AllIds {
             containers: all.into_iter().map(|ids| Ids { ids }).collect(),
         }),
-        Answer::Given(containers) => one(&AllGiven { containers }),
+        Answer::Given(containers) => unary(&AllGiven { containers }),
         Answer::Refused(why) => refused((INVALID_ARGUMENT, why)),
     }
 }
 
-/// What is asked; `None` for the options.
-async fn asked(request: Request<Incoming>) -> Result<Option<Asked>, Refusal> {
+/// Parses a request; `None` if it is for the plugin's options.
+async fn parse(request: Request<Incoming>) -> Result<Option<Asked>, Refusal> {
     let malformed = |why: String| {
         (
             INVALID_ARGUMENT,
@@ -324,9 +324,8 @@ async fn asked(request: Request<Incoming>) -> Result<Option<Asked>, Refusal> {
         }
         Some("Allocate") => {
             let all: AllIds = unframed(&body).map_err(|error| malformed(error.to_string()))?;
-            Ok(Some(Asked::Allocate(
-                all.containers.into_iter().map(|one| one.ids).collect(),
-            )))
+            let ids_by_container = all.containers.into_iter().map(|container| container.ids);
+            Ok(Some(Asked::Allocate(ids_by_container.collect())))
         }
         _ => Err((
             UNIMPLEMENTED,
@@ -341,7 +340,8 @@ fn response(parts: Frames) -> Response<Body> {
     response
 }
 
-fn one(message: &impl Message) -> Response<Body> {
+/// An answer with one message.
+fn unary(message: &impl Message) -> Response<Body> {
     let trailers = HeaderMap::from_iter([(HeaderName::from_static(STATUS), HeaderValue::from(OK))]);
     response(
         stream::iter([
@@ -369,7 +369,7 @@ fn refused((code, message): Refusal) -> Response<Body> {
     response
 }
 
-/// The devices at once, and then each time that they change.
+/// A message with all devices at once, and one after each change.
 fn changes(devices: Receiver<Devices>) -> Frames {
     let next = |(mut devices, is_first): (Receiver<Devices>, bool)| async move {
         if !is_first {
@@ -501,7 +501,7 @@ mod tests {
     fn a_resource_is_registered_or_the_kubelet_says_why_not() {
         crate::runtime::runtime().unwrap().block_on(async {
             let temp = tempfile::tempdir().unwrap();
-            let socket = temp.path().join(KUBELET);
+            let socket = temp.path().join(KUBELET_SOCKET);
             assert!(
                 register(&socket, "it.sock", "a.b/c").await.is_err(),
                 "there is no kubelet"
@@ -515,7 +515,7 @@ mod tests {
                     assert_eq!((&*asked.version, &*asked.endpoint), ("v1beta1", "it.sock"));
                     assert!(asked.options.unwrap().has_preferred_allocation);
                     Ok::<_, Infallible>(match asked.resource.as_str() {
-                        "a.b/c" => one(&()),
+                        "a.b/c" => unary(&()),
                         other => refused((INVALID_ARGUMENT, format!("{other} is taken"))),
                     })
                 });

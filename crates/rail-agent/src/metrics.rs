@@ -1,5 +1,5 @@
-//! The metrics, as Prometheus reads them. Every name is in [`METRICS`], and every label has few
-//! values: nothing that a tenant chooses is a label, unless the operator wants the names of pods.
+//! The metrics in the text format of Prometheus. [`METRICS`] lists them. Every label has few values;
+//! no label has text from a tenant, except names of pods if the operator wants them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -156,23 +156,25 @@ pub const METRICS: [(&str, &str, &str); 29] = [
     ),
 ];
 
-/// Upper bounds of the histogram's buckets, in seconds. An ADD takes some 20 ms, and hangs for at
-/// most callTimeout.
+/// Upper bounds of the histogram's buckets, in seconds. An ADD takes about 20 ms, and at most
+/// callTimeout.
 const BUCKETS: [f64; 12] = [
     0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0,
 ];
 const VERBS: [&str; 5] = ["ADD", "DEL", "CHECK", "GC", "STATUS"];
 const PLUGINS: [&str; 2] = ["rail-cni", "rail-ipam"];
-/// Error codes of CNI, and of plugins, are below this; others share a label.
-const CODES: u32 = 1000;
-/// More than railctl knows names of.
-const MOST_COUNTERS: usize = 20;
-/// Functions of a rail whose RDMA is counted, counters of each, and pods.
-const MOST_FUNCTIONS: usize = 64;
-const MOST_RDMA_COUNTERS: usize = 40;
+/// Error codes from here on share the label `other`; CNI and the plugins use smaller ones.
+const CODE_LIMIT: u32 = 1000;
+/// Counters per PF; railctl reads fewer.
+const MAX_COUNTERS: usize = 20;
+/// PCI functions per rail with RDMA counters.
+const MAX_FUNCTIONS: usize = 64;
+/// RDMA counters per function.
+const MAX_RDMA_COUNTERS: usize = 40;
+/// Pods with a series of their own.
 const MAX_PODS: usize = 512;
-/// The most codes that get a label of their own.
-const MOST_SERIES: usize = 200;
+/// Series of calls; further codes share the label `other`.
+const MAX_CALL_SERIES: usize = 200;
 
 #[derive(Clone, Debug, Default)]
 struct Histogram {
@@ -181,59 +183,57 @@ struct Histogram {
     sum: f64,
 }
 
-/// What was counted since the agent began, and what the plugins said last.
+/// Counters since the start of the agent, and the last output of railctl's commands.
 #[derive(Debug, Default)]
 pub struct Metrics {
     calls: BTreeMap<(&'static str, &'static str, String), u64>,
     durations: BTreeMap<(&'static str, &'static str), Histogram>,
     heals: u64,
-    /// What of the rollouts the node has.
+    /// The revisions of node.json and plan on the node.
     pub revision: Revision,
-    /// What the node refuses to pods.
+    /// Refused pods.
     pub refusals: Refusals,
     /// Devices that `railctl reap` restored.
     pub reaped: u64,
-    /// Events that are lost.
+    /// Dropped Events.
     pub events_dropped: u64,
     /// Failures to run programs of the host, by program.
     pub host_errors: BTreeMap<&'static str, u64>,
     /// Whether the last request to the API server succeeded; `None` before the first.
     pub api_up: Option<bool>,
-    /// When the store last had what the cluster says, in seconds since 1970.
+    /// When the store was last equal to the cluster's plan, in seconds since 1970.
     pub plan_written: Option<u64>,
     /// The state of the plan.
     pub plan: Option<Plan>,
     /// The condition RailsReady.
     pub ready: Option<Condition>,
-    /// Whether pods are named.
+    /// Whether the names of pods are labels.
     pub names_pods: bool,
     /// The last `railctl doctor`.
     pub doctor: Option<Doctor>,
     /// The last `railctl status`.
     pub status: Option<Status>,
-    /// What `railctl cables` heard last.
+    /// The last `railctl cables`.
     pub cables: Option<Vec<Cable>>,
-    /// What `railctl preflight` found last.
+    /// The last `railctl preflight`.
     pub tested: Tested,
     /// The last `railctl leases`.
     pub show: Option<Show>,
 }
 
-/// The word if it is one of `known`: a label has few values.
-fn among(word: &str, known: &[&'static str]) -> &'static str {
-    known
-        .iter()
-        .find(|known| **known == word)
-        .copied()
-        .unwrap_or("other")
+/// The word if it is one of `words`, else `other`, so that a label has few values.
+fn among(word: &str, words: &[&'static str]) -> &'static str {
+    let known = words.iter().find(|known| **known == word);
+    known.copied().unwrap_or("other")
 }
 
 impl Metrics {
     /// Counts a call.
     pub fn count(&mut self, call: &Call) {
-        let (plugin, verb) = (among(&call.plugin, &PLUGINS), among(&call.verb, &VERBS));
+        let plugin = among(&call.plugin, &PLUGINS);
+        let verb = among(&call.verb, &VERBS);
         let mut key = (plugin, verb, call.code.to_string());
-        let has_room = call.code < CODES && self.calls.len() < MOST_SERIES;
+        let has_room = call.code < CODE_LIMIT && self.calls.len() < MAX_CALL_SERIES;
         if !has_room && !self.calls.contains_key(&key) {
             key.2 = "other".to_owned();
         }
@@ -248,15 +248,17 @@ impl Metrics {
         self.heals += count(call.restored.len());
     }
 
-    /// The text that Prometheus reads. A metric whose value is not known is absent.
+    /// The text for Prometheus. A metric without a value is absent.
     pub fn text(&self) -> String {
         let mut page = Page::default();
-        let known = |one: &Option<String>| one.clone().unwrap_or_default();
-        let (node_json, plan) = (known(&self.revision.node_json), known(&self.revision.plan));
+        let revision = &self.revision;
         let labels = [
             ("version", env!("CARGO_PKG_VERSION")),
-            ("node_json", node_json.as_str()),
-            ("plan", plan.as_str()),
+            (
+                "node_json",
+                revision.node_json.as_deref().unwrap_or_default(),
+            ),
+            ("plan", revision.plan.as_deref().unwrap_or_default()),
         ];
         page.add("rail_cni_agent_info", &labels, 1);
         if let Some(ready) = &self.ready {
@@ -274,17 +276,15 @@ impl Metrics {
         for cable in self.cables.iter().flatten() {
             page.of_cable(cable);
         }
-        for (rail, is_fine) in self.tested.rails() {
-            let labels = [("rail", rail.rail.to_string()), ("pf", rail.pf.clone())];
-            let labels = labels.each_ref().map(|(key, value)| (*key, value.as_str()));
-            page.add("rail_cni_preflight", &labels, u64::from(is_fine));
+        for (rail, has_passed) in self.tested.rails() {
+            let number = rail.rail.to_string();
+            let labels = [("rail", number.as_str()), ("pf", rail.pf.as_str())];
+            page.add("rail_cni_preflight", &labels, u64::from(has_passed));
         }
-        if let Some(last) = self
-            .tested
-            .last()
-            .and_then(|last| u64::try_from(last.as_second()).ok())
+        let last_preflight = self.tested.last();
+        if let Some(seconds) = last_preflight.and_then(|time| u64::try_from(time.as_second()).ok())
         {
-            page.add("rail_cni_preflight_timestamp_seconds", &[], last);
+            page.add("rail_cni_preflight_timestamp_seconds", &[], seconds);
         }
         if let Some(show) = &self.show {
             page.of_show(show);
@@ -369,41 +369,38 @@ impl Page {
     }
 
     fn of_doctor(&mut self, doctor: &Doctor) {
-        let mut failed = BTreeMap::new();
-        for check in doctor.checks.iter().filter(|check| check.verdict == "fail") {
-            let rail = check.rail.map(|rail| rail.to_string()).unwrap_or_default();
-            failed.insert((check.check.as_str(), rail), ());
+        let mut failed = BTreeSet::new();
+        let mut warnings = 0;
+        for check in &doctor.checks {
+            if check.verdict == "fail" {
+                failed.insert((check.check.as_str(), number_label(check.rail)));
+            }
+            if check.verdict == "warn" {
+                warnings += 1;
+            }
         }
-        for (check, rail) in failed.keys() {
-            self.add(
-                "rail_cni_check_failed",
-                &[("check", *check), ("rail", rail)],
-                1,
-            );
+        for (check, rail) in &failed {
+            let labels = [("check", *check), ("rail", rail)];
+            self.add("rail_cni_check_failed", &labels, 1);
         }
-        let warnings = doctor
-            .checks
-            .iter()
-            .filter(|check| check.verdict == "warn")
-            .count();
-        self.add("rail_cni_check_warnings", &[], count(warnings));
+        self.add("rail_cni_check_warnings", &[], warnings);
     }
 
     fn of_status(&mut self, status: &Status) {
         for rail in &status.rails {
-            let number = rail.rail.map(|rail| rail.to_string()).unwrap_or_default();
+            let number = number_label(rail.rail);
             let labels = [("rail", number.as_str()), ("pf", rail.pf.name.as_str())];
             let has_carrier = matches!(rail.pf.link.as_str(), "up" | "in-pod");
             self.add("rail_cni_carrier", &labels, u64::from(has_carrier));
-            for (counter, count) in rail.pf.counted.iter().flatten().take(MOST_COUNTERS) {
+            for (counter, count) in rail.pf.counted.iter().flatten().take(MAX_COUNTERS) {
                 self.add(
                     "rail_cni_pf_faults_total",
                     &[labels[0], labels[1], ("counter", counter)],
                     *count,
                 );
             }
-            for (function, counters) in rail.rdma_counted.iter().take(MOST_FUNCTIONS) {
-                for (counter, count) in counters.iter().take(MOST_RDMA_COUNTERS) {
+            for (function, counters) in rail.rdma_counted.iter().take(MAX_FUNCTIONS) {
+                for (counter, count) in counters.iter().take(MAX_RDMA_COUNTERS) {
                     let labels = [
                         labels[0],
                         labels[1],
@@ -427,8 +424,7 @@ impl Page {
                 );
             }
         }
-        // Zeros too, for the states that somebody is called for: an alert on a series that is
-        // absent is silent.
+        // With zeros: an alert on an absent series stays silent.
         let mut states = BTreeMap::from(
             [
                 "live",
@@ -443,17 +439,18 @@ impl Page {
             ]
             .map(|state| (state, 0)),
         );
-        let mut dark = 0;
-        for one in &status.attachments {
-            *states.entry(one.state.as_str()).or_default() += 1;
-            dark += u64::from(
-                one.state == "live" && one.link.as_deref().is_some_and(|link| link != "up"),
-            );
+        let mut without_carrier = 0;
+        for attachment in &status.attachments {
+            *states.entry(attachment.state.as_str()).or_default() += 1;
+            let is_down = attachment.link.as_deref().is_some_and(|link| link != "up");
+            if attachment.state == "live" && is_down {
+                without_carrier += 1;
+            }
         }
         for (state, number) in states {
             self.add("rail_cni_attachments", &[("state", state)], number);
         }
-        self.add("rail_cni_attachments_without_carrier", &[], dark);
+        self.add("rail_cni_attachments_without_carrier", &[], without_carrier);
         self.add("rail_cni_pending", &[], count(status.pending.len()));
         self.add("rail_cni_lost_devices", &[], count(status.lost.len()));
         self.add(
@@ -463,20 +460,21 @@ impl Page {
         );
     }
 
-    /// Who has the rails. The API server accepts only short names of a few signs, and a node has as
-    /// many as devices; what a runtime without it may say is left out.
+    /// The pods with rails. Names that the API server would not accept, as a runtime without
+    /// Kubernetes may give, are left out.
     fn of_pods(&mut self, status: &Status) {
-        let is_sign =
-            |sign: u8| sign.is_ascii_lowercase() || sign.is_ascii_digit() || b"-.".contains(&sign);
-        let is_name = |name: &str| (1..=253).contains(&name.len()) && name.bytes().all(is_sign);
         let mut pods = BTreeSet::new();
-        for one in status.attachments.iter().filter(|one| one.state == "live") {
-            let pod = one.pod.as_deref().and_then(|pod| pod.split_once('/'));
-            if let Some((namespace, pod)) =
-                pod.filter(|(namespace, pod)| is_name(namespace) && is_name(pod))
-            {
-                let rail = one.rail.map(|rail| rail.to_string()).unwrap_or_default();
-                pods.insert((rail, one.pf.as_deref().unwrap_or_default(), namespace, pod));
+        for attachment in &status.attachments {
+            let Some(pod) = &attachment.pod else {
+                continue;
+            };
+            let Some((namespace, name)) = pod.split_once('/') else {
+                continue;
+            };
+            if attachment.state == "live" && is_object_name(namespace) && is_object_name(name) {
+                let rail = number_label(attachment.rail);
+                let pf = attachment.pf.as_deref().unwrap_or_default();
+                pods.insert((rail, pf, namespace, name));
             }
         }
         for (rail, pf, namespace, pod) in pods.iter().take(MAX_PODS) {
@@ -499,7 +497,7 @@ impl Page {
             "silent",
             "no-link",
         ];
-        let number = cable.rail.map(|rail| rail.to_string()).unwrap_or_default();
+        let number = number_label(cable.rail);
         let labels = [
             ("rail", number.as_str()),
             ("pf", cable.pf.as_str()),
@@ -538,6 +536,17 @@ impl Page {
         }
         text
     }
+}
+
+/// The label of a rail; empty without a number.
+fn number_label(rail: Option<u8>) -> String {
+    rail.map(|rail| rail.to_string()).unwrap_or_default()
+}
+
+/// Whether Kubernetes accepts this name of a namespace or pod.
+fn is_object_name(name: &str) -> bool {
+    let is_allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
+    (1..=253).contains(&name.len()) && name.bytes().all(is_allowed)
 }
 
 fn count(number: usize) -> u64 {
@@ -620,7 +629,7 @@ mod tests {
             metrics.count(&one);
         }
         assert!(
-            metrics.calls.len() <= MOST_SERIES + 1,
+            metrics.calls.len() <= MAX_CALL_SERIES + 1,
             "{}",
             metrics.calls.len()
         );

@@ -14,7 +14,7 @@ pub struct Made {
     pub pfs: Vec<MadePf>,
 }
 
-/// What came of a PF.
+/// The PF after `railctl vfs`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct MadePf {
@@ -30,8 +30,15 @@ pub struct MadePf {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Listing {
-    /// What this node hands out.
+    /// The devices that this node offers.
     pub devices: Vec<Listed>,
+}
+
+impl Listing {
+    /// The device with this address.
+    pub fn find(&self, id: &str) -> Option<&Listed> {
+        self.devices.iter().find(|listed| listed.device == id)
+    }
 }
 
 /// A device that a pod can get.
@@ -52,7 +59,7 @@ pub struct Listed {
     pub link: String,
     /// `free`, `held` or `refused`.
     pub state: String,
-    /// Those in /dev that a program needs for it.
+    /// The files in /dev that a program needs for it.
     pub files: Vec<String>,
 }
 

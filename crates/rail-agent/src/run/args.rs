@@ -76,7 +76,7 @@ pub struct RunArgs {
     pub(super) taint_after: u64,
     /// Serve the kubelet's device plugin API: offer the devices of the rails as this resource, or
     /// for a pattern such as nvidia.com/rail-{rail} as one resource per rail; empty: no resource
-    #[arg(long, value_name = "RESOURCE", default_value = "", value_parser = devices::resource)]
+    #[arg(long, value_name = "RESOURCE", default_value = "", value_parser = devices::parse_resource)]
     pub(super) resource: String,
     /// Be DRANET's profile provider, on the socket dranet/provider.sock in the run directory
     #[arg(long)]

@@ -93,7 +93,7 @@ impl Agent {
             let Some((_, why)) = again.into_iter().next() else {
                 continue;
             };
-            let arguments = dranet::release(&claim.uid, &claim.device);
+            let arguments = dranet::release_arguments(&claim.uid, &claim.device);
             let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
             let done = self.railctl_json::<Value>(&arguments).await?;
             let name = claim.name.as_deref().unwrap_or(&claim.uid);
