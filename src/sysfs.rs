@@ -520,9 +520,11 @@ impl Function {
         ports
     }
 
-    /// Has it an RDMA device that speaks RoCE, in the namespace that this sysfs shows?
-    pub fn has_roce(&self) -> bool {
-        !self.ports(ETHERNET).is_empty()
+    /// The number of its RDMA devices that speak RoCE, in the namespace that this sysfs shows.
+    pub fn roce_devices(&self) -> usize {
+        let ports = self.ports(ETHERNET);
+        let devices: BTreeSet<&str> = ports.iter().map(|(_, device, _)| device.as_str()).collect();
+        devices.len()
     }
 
     /// Has it an RDMA device with a port on InfiniBand, in the namespace that this sysfs shows?

@@ -51,6 +51,8 @@ pub struct Facts {
     pub rdma: Vec<rdma::Device>,
     /// Names of the RDMA devices that the pod sees.
     pub rdma_names: Vec<String>,
+    /// How many RDMA devices spoke RoCE when ADD began, if it waits for GIDs.
+    pub roce_devices: usize,
     /// Whether the PF prescribes the MAC that the network asks for.
     pub is_mac_by_pf: bool,
     /// Whether the addresses of the host go into the pod.

@@ -205,6 +205,7 @@ impl Record {
             driver: self.find::<Driver>().map(|driver| driver.0.clone()),
             rdma: rdma.moving,
             rdma_names: rdma.names,
+            roce_devices: rdma.roce_devices,
             is_mac_by_pf: self
                 .find::<Vf>()
                 .is_some_and(|vf| vf.0.wanted.mac.is_some()),

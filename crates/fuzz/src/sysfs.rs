@@ -136,7 +136,7 @@ fn of_function(root: &Path, function: &Function) {
     }
     assert!(function.vf_number().is_none() || function.is_vf());
     let ports = function.rdma_ports();
-    assert!(!function.has_roce() || ports.iter().any(|port| port.layer == sysfs::ETHERNET));
+    assert!(function.roce_devices() == 0 || ports.iter().any(|port| port.layer == sysfs::ETHERNET));
     let wanted = [
         "::ffff:172.16.0.0".parse().expect("a GID"),
         "fd00::1".parse().expect("a GID"),

@@ -2,7 +2,6 @@
 //! address of its netdev, shortly after the address is set. ADD waits for the entries of type RoCE
 //! v2 and records their indexes.
 
-use std::net::IpAddr;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -72,11 +71,31 @@ impl Step for Gids {
 }
 
 impl Gids {
-    /// Waits for the GIDs of the addresses and notes them. An error names the addresses that have
-    /// none. `start` is when the link came up.
+    /// Waits for the GIDs of the addresses and notes them, for the time of `probe`, counted from
+    /// `start`, when the link came up. An error names the addresses that have none, or says that
+    /// the RDMA device went away meanwhile.
     fn await_all(&mut self, probe: Probe, start: Instant, cx: &Cx<'_>) -> Result<()> {
-        let missing;
-        (self.found, missing) = wait(probe, start, cx)?;
+        // Nothing but RoCE has GIDs of addresses.
+        if cx.facts.roce_devices == 0 {
+            return Ok(());
+        }
+        let Some((function, _mounted)) = function_in_pod(cx)? else {
+            return gone(cx);
+        };
+        let mut pause = SHORTEST_PAUSE;
+        let missing = loop {
+            let addresses = cx.facts.addresses.iter().map(IpNet::addr);
+            let (found, missing) = gids_of(&function, addresses, &cx.owner.ifname);
+            self.found = found;
+            if missing.is_empty() || start.elapsed() >= probe.timeout {
+                break missing;
+            }
+            sleep(pause);
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        };
+        if function.roce_devices() < cx.facts.roce_devices {
+            return gone(cx);
+        }
         if missing.is_empty() {
             return Ok(());
         }
@@ -125,26 +144,13 @@ impl Gids {
     }
 }
 
-/// Waits for the time of `probe`, counted from `start`. Returns the GIDs that exist, and the
-/// addresses that have none; both are empty for a device without RoCE.
-fn wait(probe: Probe, start: Instant, cx: &Cx<'_>) -> Result<(Vec<Gid>, Vec<IpAddr>)> {
-    let Some((function, _mounted)) = function_in_pod(cx)? else {
-        return Ok(Default::default());
-    };
-    if !function.has_roce() {
-        return Ok(Default::default());
-    }
-    let mut pause = SHORTEST_PAUSE;
-    loop {
-        let (found, missing) = gids_of(
-            &function,
-            cx.facts.addresses.iter().map(IpNet::addr),
-            &cx.owner.ifname,
-        );
-        if missing.is_empty() || start.elapsed() >= probe.timeout {
-            return Ok((found, missing));
-        }
-        sleep(pause);
-        pause = (pause * 2).min(LONGEST_PAUSE);
-    }
+/// An RDMA device that was there when ADD began is none of the function now.
+fn gone(cx: &Cx<'_>) -> Result<()> {
+    fail!(
+        GidMissing,
+        "the RDMA device of {} ({}) was there when ADD began, and is gone: its driver starts anew (`dmesg`), or takes \
+         the device away when the netdev leaves the host (bnxt_re before Linux 6.3, rxe): docs/roce.md",
+        cx.owner.ifname,
+        cx.owner.device.id
+    )
 }

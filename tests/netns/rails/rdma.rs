@@ -170,6 +170,42 @@ fn a_gid_that_does_not_come_fails_the_pod_only_where_it_is_required() {
     }
 }
 
+/// As with drivers that end it when the netdev leaves the host, or that start anew.
+#[test]
+fn an_rdma_device_that_goes_during_add_fails_the_pod_where_a_gid_is_required() {
+    let Some((host, pod)) = with_rdma("rdma::goes") else {
+        return;
+    };
+    let devices = host.path(&format!("sys/devices/{}/infiniband", vf_address(0)));
+    let hidden = host.path("hidden");
+    host.add_plugin(
+        "stand-in",
+        &format!(
+            "[ $CNI_COMMAND != ADD ] || {{ mv {} {}; \
+             echo '{{\"cniVersion\":\"1.0.0\",\"ips\":[{{\"address\":\"172.16.0.0/31\"}}]}}'; }}",
+            devices.display(),
+            hidden.display()
+        ),
+    );
+    let config = |mode: &str| {
+        with(
+            rail(0),
+            json!({"gid": mode, "gidTimeout": "1ms", "ipam": {"type": "stand-in"}}),
+        )
+    };
+    refused(
+        &host,
+        &pod,
+        &config("require"),
+        102,
+        "RDMA device of net1 …is gone",
+    );
+    fs::rename(&hidden, &devices).unwrap();
+    let added = host.cni("ADD", "c1", &pod, &config("warn")).ok();
+    assert!(added.stderr.contains("is gone"), "{added:?}");
+    host.cni("DEL", "c1", &pod, &config("warn")).ok();
+}
+
 /// InfiniBand and iWARP have no such GIDs, and a VF may have no RDMA device.
 #[test]
 fn a_device_without_roce_is_not_waited_for() {

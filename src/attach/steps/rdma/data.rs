@@ -23,6 +23,9 @@ pub struct Rdma {
     /// The default ToS and the traffic class that the device gets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qos: Option<Qos>,
+    /// How many devices speak RoCE, counted when ADD begins if it is to wait for GIDs.
+    #[serde(skip)]
+    pub roce_devices: usize,
 }
 
 /// An RDMA device with another name than on the host.

@@ -150,6 +150,9 @@ fn plan(conf: &NetConf, device: &Device, node: &Node) -> Result<Rdma> {
             "gid: require, and the pod gets no RDMA device of {what}"
         );
     }
+    if conf.gid.is_some() && !changes.names.is_empty() {
+        changes.roce_devices = device.function().map_or(0, Function::roce_devices);
+    }
     Ok(changes)
 }
 

@@ -49,7 +49,8 @@ pub fn plan(
     let Some(wanted) = conf.rdma_qos else {
         return Ok(None);
     };
-    let (Some(function), [name]) = (function.filter(|function| function.has_roce()), names) else {
+    let function = function.filter(|function| function.roce_devices() > 0);
+    let (Some(function), [name]) = (function, names) else {
         fail!(
             UnsupportedField,
             "rdmaQoS: {what} has {} RDMA devices here, and the key is for exactly one, with RoCE: remove it",
