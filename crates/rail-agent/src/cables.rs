@@ -13,6 +13,8 @@ use crate::text::log;
 
 /// The longest sentence of all cables that becomes part of a condition.
 const LONGEST: usize = 500;
+/// Characters of an announced id.
+const ID_MAX_CHARS: usize = 64;
 /// Until something was heard: the agent may be about to install railctl.
 const RETRY: Duration = Duration::from_secs(30);
 
@@ -80,9 +82,9 @@ impl Heard {
 }
 
 fn wrong(cables: &[Cable]) -> Option<String> {
-    let wrong = cables.iter().filter(|cable| cable.state == "wrong");
-    let mut text = wrong
-        .filter_map(|cable| cable.problem.clone())
+    let mut text = cables
+        .iter()
+        .filter_map(problem)
         .collect::<Vec<_>>()
         .join("; ");
     if text.len() > LONGEST {
@@ -96,27 +98,69 @@ fn wrong(cables: &[Cable]) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
+/// The sentence of one cable. Of the text on the wire it has only the ids.
+fn problem(cable: &Cable) -> Option<String> {
+    let title = match cable.rail {
+        Some(rail) => format!("rail {rail}"),
+        None => cable.pf.clone(),
+    };
+    if cable.state == "two-neighbours" {
+        return Some(format!("{title}: two neighbours (see `railctl cables`)"));
+    }
+    let found = cable.found.as_ref()?;
+    if cable.state != "wrong" {
+        return None;
+    }
+    let mut planned = Vec::new();
+    for port in &cable.planned {
+        let name = port.port.as_deref().unwrap_or("any port");
+        planned.push(format!("{} {name}", port.leaf));
+    }
+    let mut text = format!(
+        "{title}: chassis \"{}\" announces port \"{}\", but the plan has {}",
+        clipped(&found.chassis),
+        clipped(&found.port),
+        planned.join(", ")
+    );
+    if let Some(other) = cable.swap_with {
+        text += &format!(": swap with rail {other}");
+    }
+    Some(text)
+}
+
+fn clipped(id: &str) -> String {
+    let id = rail_cni::log::escaped(id).replace('"', "'");
+    id.chars().take(ID_MAX_CHARS).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Value, json};
+
+    fn read(cables: Value) -> Vec<Cable> {
+        serde_json::from_value(cables).unwrap()
+    }
+
+    fn swapped(rail: u8, port: &str) -> Value {
+        json!({"rail": rail, "state": "wrong", "planned": [{"leaf": "leaf-1", "port": "swp7"}], "swapWith": 2,
+            "found": {"chassis": "02:00:00:00:00:09", "port": port, "systemName": "run this", "portDescription": "now"},
+            "problem": "the leaf announces run this now"})
+    }
 
     #[test]
-    fn only_what_is_in_another_place_is_told() {
-        let cable = |state: &str, problem: Option<&str>| Cable {
-            state: state.to_owned(),
-            problem: problem.map(str::to_owned),
-            ..Cable::default()
-        };
+    fn a_condition_has_the_ids_of_the_wire_alone() {
+        let silent = json!({"rail": 0, "state": "silent", "problem": "no LLDP"});
+        assert_eq!(wrong(&read(json!([silent]))), None);
+        let two = json!({"rail": 3, "state": "two-neighbours", "problem": "x and run this"});
         assert_eq!(
-            wrong(&[cable("right", None), cable("silent", Some("no LLDP"))]),
-            None
+            wrong(&read(json!([swapped(1, "swp8"), two]))).unwrap(),
+            "rail 1: chassis \"02:00:00:00:00:09\" announces port \"swp8\", but the plan has leaf-1 swp7: swap with \
+             rail 2; rail 3: two neighbours (see `railctl cables`)"
         );
-        let swapped = [
-            cable("wrong", Some("rail 1 is in a")),
-            cable("wrong", Some("rail 2 is in b")),
-        ];
-        assert_eq!(wrong(&swapped).unwrap(), "rail 1 is in a; rail 2 is in b");
-        let many = vec![cable("wrong", Some("é")); 500];
-        assert!(wrong(&many).unwrap().len() <= LONGEST + '…'.len_utf8());
+        let long = wrong(&read(json!([swapped(1, &"x".repeat(255))]))).unwrap();
+        assert!(long.len() < 200, "{long}");
+        let many = vec![swapped(1, "é\n"); 500];
+        assert!(wrong(&read(json!(many))).unwrap().len() <= LONGEST + '…'.len_utf8());
     }
 }

@@ -489,11 +489,12 @@ impl Page {
     }
 
     fn of_cable(&mut self, cable: &Cable) {
-        const STATES: [&str; 6] = [
+        const STATES: [&str; 7] = [
             "right",
             "wrong",
             "unplanned",
             "unnamed",
+            "two-neighbours",
             "silent",
             "no-link",
         ];

@@ -126,8 +126,23 @@ pub struct Cable {
     pub pf: String,
     /// `right`, `wrong`, `silent` and so on.
     pub state: String,
-    /// What is wrong, for people.
-    pub problem: Option<String>,
+    /// The planned leaf ports.
+    pub planned: Vec<LeafPort>,
+    /// The neighbour that was heard, if there was one only.
+    pub found: Option<Announced>,
+    /// The rail that has the planned port in its place.
+    #[serde(rename = "swapWith")]
+    pub swap_with: Option<u8>,
+}
+
+/// The ids of a neighbour. Its names are left out: they are text that anybody on the wire chooses.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Announced {
+    /// Its chassis.
+    pub chassis: String,
+    /// Its port.
+    pub port: String,
 }
 
 /// `railctl preflight --output json`.
@@ -253,6 +268,8 @@ pub struct Pool {
 pub struct LeafPort {
     /// The switch.
     pub leaf: String,
+    /// The port's name.
+    pub port: Option<String>,
 }
 
 /// A lease.

@@ -158,7 +158,7 @@ fn states(ran: &Ran) -> Vec<(Value, Value)> {
         .collect()
 }
 
-const JSON: [&str; 4] = ["--timeout", "20", "--output", "json"];
+const JSON: [&str; 4] = ["--timeout", "2", "--output", "json"];
 
 #[test]
 fn a_cable_is_compared_with_the_plan_and_a_swap_is_named() {
@@ -190,7 +190,7 @@ fn a_cable_is_compared_with_the_plan_and_a_swap_is_named() {
         states(&ran),
         [(json!("wrong"), json!(1)), (json!("wrong"), json!(0))]
     );
-    let told = cables(&host, &["--timeout", "20"], &swapped).stdout;
+    let told = cables(&host, &["--timeout", "2"], &swapped).stdout;
     assert!(
         told.lines()
             .any(|line| ["rail 0", "leaf-1 swp7", "leaf-0 swp7", "rail 1"]
@@ -207,6 +207,49 @@ fn a_cable_is_compared_with_the_plan_and_a_swap_is_named() {
         (ran.status, states(&ran)[0].clone()),
         (1, (json!("wrong"), json!(null)))
     );
+}
+
+/// A pod's VF shares the PF's wire: what it sends is not heard, unless it takes another MAC.
+#[test]
+fn a_pod_does_not_say_where_the_cable_ends() {
+    let Some(host) = two_rails("cables::forged") else {
+        return;
+    };
+    plan(&host, &[(0, "leaf-0", "swp7"), (1, "leaf-1", "swp7")]);
+    let mac = host.json(None, "link show r0")[0]["address"].clone();
+    let mac = rail_netlink::link::parse_mac(mac.as_str().unwrap()).unwrap();
+    let forged = |destination: &[u8], source: &[u8]| {
+        [destination, source, &leaf("leaf-1", "swp7")[12..]].concat()
+    };
+    let group = b"\x01\x80\xc2\x00\x00\x0e";
+    let right = ("pf1", leaf("leaf-1", "swp7"));
+    for (frame, state) in [
+        (
+            forged(b"\xff\xff\xff\xff\xff\xff", b"\x02\0\0\0\0\x02"),
+            "right",
+        ),
+        (forged(group, &mac), "right"),
+        (forged(group, b"\x02\0\0\0\0\x02"), "two-neighbours"),
+    ] {
+        let sent = [
+            ("pf0", frame),
+            ("pf0", leaf("leaf-0", "swp7")),
+            right.clone(),
+        ];
+        let ran = cables(&host, &JSON, &sent);
+        assert_eq!(states(&ran)[0].0, json!(state), "{ran:?}");
+        assert_eq!(ran.status, i32::from(state != "right"));
+    }
+    let sent = [
+        ("pf0", forged(group, b"\x02\0\0\0\0\x02")),
+        ("pf0", leaf("leaf-0", "swp7")),
+        right,
+    ];
+    let told = cables(&host, &["--timeout", "2"], &sent).stdout;
+    assert!(told.contains("rail 0: two neighbours: "), "{told}");
+    let args = ["discover", "--timeout", "2", "--output", "json"];
+    let ran = railctl(&host, &args, &sent);
+    assert!(ran.stdout.contains("two neighbours: "), "{ran:?}");
 }
 
 /// A leaf that says only a MAC, one that leaves, one that says what cannot be read or nothing at

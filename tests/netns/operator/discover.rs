@@ -46,7 +46,7 @@ fn leaves_of_the_plan_say_which_nic_is_which_rail_and_only_what_is_certain_is_wr
     let write = [
         "discover",
         "--timeout",
-        "60",
+        "2",
         "--output",
         "json",
         "--write",
@@ -66,7 +66,7 @@ fn leaves_of_the_plan_say_which_nic_is_which_rail_and_only_what_is_certain_is_wr
         ("pf0", leaf("leaf-r2", "swp1")),
         ("pf1", leaf("leaf-r1", "swp1")),
     ];
-    let ran = railctl(&host, &json("60"), &swapped);
+    let ran = railctl(&host, &json("2"), &swapped);
     assert_eq!(
         (ran.status, rails(&ran.json())),
         (1, vec![json!(1), json!(0)]),
@@ -79,7 +79,7 @@ fn leaves_of_the_plan_say_which_nic_is_which_rail_and_only_what_is_certain_is_wr
         &[
             "discover",
             "--timeout",
-            "60",
+            "2",
             "--write",
             file.to_str().unwrap(),
         ],

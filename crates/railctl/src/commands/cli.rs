@@ -130,7 +130,8 @@ Exit status: 0 success, 1 something remains or is pending, 2 usage error."
     /// Compare each rail's leaf port, as announced by LLDP, with the plan
     #[command(
         after_help = "STATE is right, wrong (another leaf or port than planned), unplanned (the plan has \
-            no leaf port for this rail), unnamed (the leaf announces only a MAC), silent (no LLDP arrived \
+            no leaf port for this rail), unnamed (the leaf announces no name to compare), two-neighbours (two announcements differ: a pod may have forged \
+            one), silent (no LLDP arrived \
             in time), or no-link (the PF has no link). Most leaves announce themselves every 30 \
                 seconds. It sends nothing and changes nothing. Run the command on the host, as root.
 JSON: cables[]: rail, pf, planned[], found (systemName, chassis, port, portDescription), state, swapWith, problem.

@@ -14,8 +14,8 @@ use rail_cni::node::Node;
 use rail_cni::pool::is_same_rail;
 use rail_cni::sysfs::{self, DeviceId, Function};
 use rail_netlink::ethtool::Ethtool;
-use rail_netlink::link::{self, Index, Link};
-use rail_netlink::{Socket, address, rdma};
+use rail_netlink::link::{self, Index, Link, parse_mac};
+use rail_netlink::{Socket, address, rdma, vf};
 
 /// The node's rails and attachments at one time.
 #[derive(Debug)]
@@ -296,6 +296,25 @@ impl Inventory {
         };
         inventory.lost = rebuild::find(&inventory.astray()?)?;
         Ok(inventory)
+    }
+
+    /// Hardware addresses of all VFs, on the host and in pods, by the PFs and by the netdevs.
+    pub fn vf_macs(&self) -> Result<HashSet<Vec<u8>>> {
+        let mut host = Socket::open()?;
+        let mut macs = Vec::new();
+        for rail in &self.rails {
+            for vf in &rail.vfs {
+                macs.extend(vf.link.as_ref().map(|link| link.mac.clone()));
+                let (Some(pf), Some(number)) = (&rail.link, vf.function.vf_number()) else {
+                    continue;
+                };
+                let settings = vf::state(&mut host, pf.index, number)?.known();
+                macs.extend(settings.and_then(|settings| settings.mac));
+            }
+        }
+        let in_pods = self.attachments.iter().filter_map(Attached::link);
+        macs.extend(in_pods.map(|link| link.mac.clone()));
+        Ok(macs.iter().filter_map(|mac| parse_mac(mac)).collect())
     }
 
     /// Devices of the rails that are neither on the host nor held by a record.

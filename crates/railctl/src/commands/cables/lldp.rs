@@ -20,17 +20,19 @@ pub struct Neighbour {
 pub enum Id {
     /// A hardware address.
     Mac([u8; 6]),
-    /// A name.
+    /// The name of an interface (subtype 5 of a port).
+    InterfaceName(String),
+    /// A text that may be a name, an alias, or a number.
     Text(String),
     /// Bytes of another kind.
     Bytes(Vec<u8>),
 }
 
 impl Id {
-    /// The name, if it is one.
+    /// The text, if it is one.
     pub fn text(&self) -> Option<&str> {
         match self {
-            Id::Text(text) => Some(text),
+            Id::InterfaceName(text) | Id::Text(text) => Some(text),
             Id::Mac(_) | Id::Bytes(_) => None,
         }
     }
@@ -40,7 +42,7 @@ impl fmt::Display for Id {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Id::Mac(bytes) => f.write_str(&hex(bytes)),
-            Id::Text(text) => f.write_str(text),
+            Id::InterfaceName(text) | Id::Text(text) => f.write_str(text),
             Id::Bytes(bytes) => f.write_str(&hex(bytes)),
         }
     }
@@ -62,13 +64,24 @@ const TTL: u8 = 3;
 const PORT_DESCRIPTION: u8 = 4;
 const SYSTEM_NAME: u8 = 5;
 
+// Subtypes of ids.
+const CHASSIS_TEXTS: [u8; 5] = [1, 2, 3, 6, 7];
+const CHASSIS_MAC: u8 = 4;
+const PORT_TEXTS: [u8; 4] = [1, 2, PORT_INTERFACE_NAME, 7];
+const PORT_MAC: u8 = 3;
+const PORT_INTERFACE_NAME: u8 = 5;
+
 /// Parses an LLDPDU, which is what follows the Ethernet header. `None` if the neighbour says that
 /// it leaves. An error says what is wrong.
 pub fn parse(pdu: &[u8]) -> Result<Option<Neighbour>, &'static str> {
     let (kind, chassis, rest) = next(pdu)?;
-    let chassis = id(kind == CHASSIS, chassis, &[1, 2, 3, 6, 7], 4)?;
+    let chassis = id(kind == CHASSIS, chassis, &CHASSIS_TEXTS, CHASSIS_MAC)?;
     let (kind, port, rest) = next(rest)?;
-    let port = id(kind == PORT, port, &[1, 2, 5, 7], 3)?;
+    let is_interface_name = port.first() == Some(&PORT_INTERFACE_NAME);
+    let port = match id(kind == PORT, port, &PORT_TEXTS, PORT_MAC)? {
+        Id::Text(name) if is_interface_name => Id::InterfaceName(name),
+        port => port,
+    };
     let (kind, ttl, mut rest) = next(rest)?;
     let &[high, low, ..] = ttl else {
         return Err("its time-to-live field is too short");
@@ -165,7 +178,7 @@ mod tests {
             (leaf.chassis.to_string(), leaf.port.to_string()),
             ("44:38:39:00:00:01".into(), "swp7".into())
         );
-        assert_eq!(leaf.port, Id::Text("swp7".into()));
+        assert_eq!(leaf.port, Id::InterfaceName("swp7".into()));
         assert_eq!(leaf.port_description.as_deref(), Some("swp7"));
         assert_eq!(leaf.system_name.as_deref(), Some("leaf-su0-r3"));
     }
@@ -190,7 +203,7 @@ mod tests {
             let leaf = parse(&[start(), more].concat()).unwrap().unwrap();
             assert_eq!(
                 (leaf.system_name, leaf.port),
-                (None, Id::Text("swp1".into()))
+                (None, Id::InterfaceName("swp1".into()))
             );
         }
         let zero = parse(&[start(), tlv(5, b"leaf\0")].concat())

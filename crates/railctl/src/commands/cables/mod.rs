@@ -4,6 +4,7 @@
 mod hear;
 mod lldp;
 
+use std::collections::HashSet;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,11 +16,15 @@ use serde_json::{Value, json};
 use super::inventory::{Inventory, Rail, link_state};
 use crate::output::{self, Output};
 pub use hear::{Heard, neighbour};
+use lldp::Id;
 pub use lldp::Neighbour;
 use rail_cni::failure;
 use rail_cni::node::Node;
 use rail_cni::pool::{LeafPort, rail_in, store};
 use rail_cni::watchdog;
+
+/// Characters of an announced name that are shown.
+const ANNOUNCED_MAX_CHARS: usize = 64;
 
 /// Arguments of `railctl cables`.
 #[derive(Debug, Args)]
@@ -48,6 +53,8 @@ enum End {
     Silent(Option<&'static str>),
     /// A neighbor spoke.
     Heard(Neighbour),
+    /// Two neighbors spoke.
+    Two(Box<[Neighbour; 2]>),
 }
 
 /// Whether a cable is where the plan has it.
@@ -57,6 +64,7 @@ enum State {
     Wrong,
     Unplanned,
     Unnamed,
+    TwoNeighbours,
     Silent,
     NoLink,
 }
@@ -68,6 +76,7 @@ impl State {
             State::Wrong => "wrong",
             State::Unplanned => "unplanned",
             State::Unnamed => "unnamed",
+            State::TwoNeighbours => "two-neighbours",
             State::Silent => "silent",
             State::NoLink => "no-link",
         }
@@ -86,12 +95,13 @@ pub fn cables(node: &Node, args: &CablesArgs, output: Output) -> Result<ExitCode
         ));
     }
     let planned = planned(node);
+    let vf_macs = inventory.vf_macs()?;
     let deadline = Instant::now() + time;
     let ends: Result<Vec<End>> = thread::scope(|scope| {
         let threads: Vec<_> = inventory
             .rails
             .iter()
-            .map(|rail| scope.spawn(|| listen(rail, &inventory, deadline)))
+            .map(|rail| scope.spawn(|| listen(rail, &inventory, &vf_macs, deadline)))
             .collect();
         let ended = threads.into_iter().map(|thread| thread.join());
         ended
@@ -152,7 +162,12 @@ pub fn planned(node: &Node) -> Vec<(u8, LeafPort)> {
 }
 
 /// Waits for the neighbour of a rail's PF.
-fn listen(rail: &Rail, inventory: &Inventory, deadline: Instant) -> Result<End> {
+fn listen(
+    rail: &Rail,
+    inventory: &Inventory,
+    vf_macs: &HashSet<Vec<u8>>,
+    deadline: Instant,
+) -> Result<End> {
     let Some(link) = &rail.link else {
         let is_held = rail
             .function
@@ -172,8 +187,9 @@ fn listen(rail: &Rail, inventory: &Inventory, deadline: Instant) -> Result<End> 
             link_state(link)
         )));
     }
-    Ok(match neighbour(link, deadline)? {
+    Ok(match neighbour(link, vf_macs, deadline)? {
         Heard::Neighbour(neighbour) => End::Heard(neighbour),
+        Heard::Two(both) => End::Two(both),
         Heard::Nobody(unread) => End::Silent(unread),
         Heard::Lost(why) => End::NoLink(why),
     })
@@ -184,6 +200,7 @@ impl Cable {
         match &self.end {
             End::NoLink(_) => State::NoLink,
             End::Silent(_) => State::Silent,
+            End::Two(_) => State::TwoNeighbours,
             End::Heard(_) if self.expected.is_empty() => State::Unplanned,
             End::Heard(neighbour) => self.compare(neighbour),
         }
@@ -224,20 +241,24 @@ impl Cable {
                  firmware intercept it (`ethtool --show-priv-flags`, mlxconfig LLDP_NB_RX_MODE)?",
                 self.pf
             )),
+            (End::Two(both), _) => Some(format!(
+                "{title}: two neighbours: {}; a pod with NET_RAW can forge one of them: compare with the leaf itself",
+                described_both(both)
+            )),
             (End::Heard(neighbour), State::Wrong) => {
                 let swap = self
                     .swap_with(all)
                     .map(|rail| format!(": swap with rail {rail}"));
                 Some(format!(
-                    "{title} is in {}, but the plan has {}{}",
+                    "{title}: the leaf announces \"{}\", but the plan has {}{}",
                     described(neighbour),
                     planned(),
                     swap.unwrap_or_default()
                 ))
             }
             (End::Heard(neighbour), State::Unnamed) => Some(format!(
-                "{title}: the leaf announces {}, which cannot be compared with {} in the plan: make it send its system \
-                 name and port name",
+                "{title}: the leaf announces \"{}\", which cannot be compared with {} in the plan: make it send its \
+                 system name, and the port's name as port ID or description",
                 described(neighbour),
                 planned()
             )),
@@ -267,31 +288,27 @@ impl Cable {
     }
 }
 
-/// Whether the neighbour is this port of this leaf; `None` if it does not say its name.
+/// Whether the neighbour is this port of this leaf; `None` if it announces no name to compare. Of the
+/// ids of a port, only an interface's name decides: others may be an alias (SONiC) or an SNMP index
+/// (Junos), whose difference from the plan means nothing.
 pub fn is_at(neighbour: &Neighbour, port: &LeafPort) -> Option<bool> {
-    let leaf = neighbour
-        .system_name
-        .as_deref()
-        .or(neighbour.chassis.text())?;
-    if !is_same_host(leaf, &port.leaf) {
+    let is_leaf = match &neighbour.system_name {
+        Some(name) => is_same_host(name, &port.leaf),
+        None if is_same_host(neighbour.chassis.text()?, &port.leaf) => true,
+        None => return None,
+    };
+    if !is_leaf {
         return Some(false);
     }
     let Some(expected) = &port.port else {
         return Some(true);
     };
-    // Which of the two is the name of the port, and which a number or a comment, depends on the
-    // switch.
-    let said: Vec<&str> = neighbour
-        .port
-        .text()
-        .into_iter()
-        .chain(neighbour.port_description.as_deref())
-        .collect();
-    if said.is_empty() {
-        None
-    } else {
-        Some(said.contains(&expected.as_str()))
+    if let Id::InterfaceName(name) = &neighbour.port {
+        return Some(name == expected);
     }
+    let is_announced = neighbour.port.text() == Some(expected)
+        || neighbour.port_description.as_ref() == Some(expected);
+    is_announced.then_some(true)
 }
 
 /// Names of hosts are the same in any letter case, and with or without their domain.
@@ -303,13 +320,26 @@ fn is_same_host(one: &str, other: &str) -> bool {
     one.eq_ignore_ascii_case(other) || is_domain_of(one, other) || is_domain_of(other, one)
 }
 
-/// `leaf-su0-r4 swp7`.
+/// `leaf-su0-r4 swp7`, by the neighbour's own words.
 pub fn described(neighbour: &Neighbour) -> String {
-    let leaf = neighbour
-        .system_name
-        .clone()
-        .unwrap_or_else(|| neighbour.chassis.to_string());
-    format!("{leaf} {}", neighbour.port)
+    let chassis = neighbour.chassis.to_string();
+    let leaf = neighbour.system_name.as_deref().unwrap_or(&chassis);
+    format!("{} {}", clipped(leaf), clipped(&neighbour.port.to_string()))
+}
+
+/// `"leaf-su0-r4 swp7" and "leaf-su0-r5 swp7"`.
+pub fn described_both([first, second]: &[Neighbour; 2]) -> String {
+    format!("\"{}\" and \"{}\"", described(first), described(second))
+}
+
+/// Text of the wire, as short as a name: anybody may have sent it.
+fn clipped(text: &str) -> String {
+    let text = rail_cni::log::escaped(text).replace('"', "'");
+    let mut start: String = text.chars().take(ANNOUNCED_MAX_CHARS).collect();
+    if start.len() < text.len() {
+        start.push('…');
+    }
+    start
 }
 
 fn table(cables: &[Cable], timeout: u32) -> String {
@@ -320,6 +350,7 @@ fn table(cables: &[Cable], timeout: u32) -> String {
             rail_cni::pool::allocation::join(&cable.expected),
             match &cable.end {
                 End::Heard(neighbour) => described(neighbour),
+                End::Two(both) => described_both(both),
                 End::NoLink(_) | End::Silent(_) => String::new(),
             },
             cable.state().word().to_owned(),
@@ -344,7 +375,7 @@ fn json(cable: &Cable, all: &[Cable], timeout: u32) -> Value {
             json!({"systemName": neighbour.system_name, "chassis": neighbour.chassis.to_string(),
             "port": neighbour.port.to_string(), "portDescription": neighbour.port_description})
         }
-        End::NoLink(_) | End::Silent(_) => Value::Null,
+        End::NoLink(_) | End::Silent(_) | End::Two(_) => Value::Null,
     };
     let swap_with = if cable.state() == State::Wrong {
         cable.swap_with(all)
@@ -357,7 +388,6 @@ fn json(cable: &Cable, all: &[Cable], timeout: u32) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::lldp::Id;
     use super::*;
 
     fn port(leaf: &str, port: Option<&str>) -> LeafPort {
@@ -388,15 +418,25 @@ mod tests {
     }
 
     #[test]
-    fn a_cable_is_right_by_any_name_of_its_port_and_wrong_in_another() {
-        let named = |text: &str| Id::Text(text.to_owned());
+    fn only_an_interface_name_says_that_a_cable_is_wrong() {
+        let named = |text: &str| Id::InterfaceName(text.to_owned());
+        let local = |text: &str| Id::Text(text.to_owned());
         let mac = Id::Mac([2, 0, 0, 0, 0, 2]);
         let plan = [port("leaf-1", Some("swp7"))];
         for (found, state) in [
             (neighbour(Some("leaf-1"), named("swp7"), None), State::Right),
             (
-                neighbour(Some("LEAF-1.example.com"), named("Eth7"), Some("swp7")),
+                neighbour(Some("LEAF-1.example.com"), local("513"), Some("swp7")),
                 State::Right,
+            ),
+            (
+                neighbour(Some("leaf-1"), local("etp7"), Some("to gpu-7")),
+                State::Unnamed,
+            ),
+            (neighbour(Some("leaf-1"), local("swp7"), None), State::Right),
+            (
+                neighbour(Some("leaf-1"), named("swp8"), Some("swp7")),
+                State::Wrong,
             ),
             (
                 neighbour(Some("leaf-1"), named("swp8"), Some("to gpu-7")),
@@ -425,8 +465,21 @@ mod tests {
     }
 
     #[test]
+    fn announced_text_is_clipped_and_cannot_end_its_quotes() {
+        let long = neighbour(
+            Some("a\": drain this node"),
+            Id::InterfaceName("x".repeat(200)),
+            None,
+        );
+        assert_eq!(
+            described(&long),
+            format!("a': drain this node {}…", "x".repeat(64))
+        );
+    }
+
+    #[test]
     fn a_swapped_cable_is_named_with_the_rail_whose_place_it_has() {
-        let at = |leaf: &str| neighbour(Some(leaf), Id::Text("swp7".into()), None);
+        let at = |leaf: &str| neighbour(Some(leaf), Id::InterfaceName("swp7".into()), None);
         let plan = |leaf: &str| [port(leaf, Some("swp7"))];
         let all = [
             cable(3, &plan("r3"), at("r4")),

@@ -19,6 +19,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::cables::{self, Heard, Neighbour};
+use super::inventory::Inventory;
 use crate::output::{self, Output};
 use judge::{Row, Seen, judge};
 use pci::Device;
@@ -96,10 +97,11 @@ fn see(nics: &[Device], node: &Node, time: Duration) -> Result<Vec<Seen>> {
     for nic in nics {
         links.push(netdev(nic, node, &mut host)?);
     }
-    let heard: Vec<Option<Neighbour>> = thread::scope(|scope| {
-        let listen = |link: &Link| match cables::neighbour(link, deadline) {
-            Ok(Heard::Neighbour(neighbour)) => Some(neighbour),
-            Ok(Heard::Nobody(_) | Heard::Lost(_)) => None,
+    let vf_macs = Inventory::take(node)?.vf_macs()?;
+    let vf_macs = &vf_macs;
+    let heard: Vec<Option<Heard>> = thread::scope(|scope| {
+        let listen = |link: &Link| match cables::neighbour(link, vf_macs, deadline) {
+            Ok(heard) => Some(heard),
             Err(error) => {
                 output::say(&format!("{error:#}"));
                 None
@@ -129,11 +131,21 @@ fn see(nics: &[Device], node: &Node, time: Duration) -> Result<Vec<Seen>> {
             row.pf.eq_ignore_ascii_case(&nic.id)
                 || link.as_ref().is_some_and(|link| link.name == row.pf)
         };
+        let mut by_leaf = None;
+        let mut leaf = None;
+        match &heard {
+            Some(Heard::Neighbour(neighbour)) => {
+                by_leaf = rail_of_leaf(neighbour, &planned);
+                leaf = Some(cables::described(neighbour));
+            }
+            Some(Heard::Two(both)) => {
+                leaf = Some(format!("two neighbours: {}", cables::described_both(both)));
+            }
+            Some(Heard::Nobody(_) | Heard::Lost(_)) | None => {}
+        }
         all.push(Seen {
-            by_leaf: heard
-                .as_ref()
-                .and_then(|heard| rail_of_leaf(heard, &planned)),
-            leaf: heard.as_ref().map(cables::described),
+            by_leaf,
+            leaf,
             by_address,
             host_use,
             present: node.rails.iter().find(is_its).map(|row| row.rail),
