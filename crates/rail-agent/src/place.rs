@@ -105,6 +105,7 @@ mod tests {
     fn pool(name: &str, rail: Option<u8>, leaf: &str) -> Pool {
         let leaf_ports = Some(vec![LeafPort {
             leaf: leaf.to_owned(),
+            ..LeafPort::default()
         }]);
         Pool {
             pool: name.to_owned(),
