@@ -100,6 +100,13 @@ fn leaves_of_the_plan_say_which_nic_is_which_rail_and_only_what_is_certain_is_wr
     let expected =
         json!({"rails": [{"rail": 0, "pf": pf_address(0)}, {"rail": 1, "pf": pf_address(1)}]});
     assert_eq!(written, expected);
+    // Whose announcement is the leaf's, is not certain.
+    let two = [&right[..], &[("pf0", leaf("leaf-r2", "swp1"))]].concat();
+    let ran = railctl(&host, &json("2"), &two);
+    assert!(
+        ran.status == 1 && ran.stdout.contains("two neighbours: "),
+        "{ran:?}"
+    );
     // A file that is there is not replaced.
     fs::write(&file, "mine").unwrap();
     assert_eq!(
