@@ -14,6 +14,8 @@ pub struct Seen {
     pub host_use: Option<String>,
     /// Who is at the other end of its cable.
     pub leaf: Option<String>,
+    /// Two announcements on its cable, in words: one of them is not the leaf's.
+    pub neighbours: Option<String>,
     /// The rail whose leaf ports of the plan have that end.
     pub by_leaf: Option<u8>,
     /// The rail of whose prefix in the plan it has an address.
@@ -40,7 +42,8 @@ pub struct Row {
 impl Row {
     /// Whether something says that it is a rail, but perhaps not which.
     pub fn is_candidate(&self) -> bool {
-        self.is_planned() || (self.seen.host_use.is_none() && !self.gpus.is_empty())
+        let is_wanted = !self.gpus.is_empty() || self.seen.neighbours.is_some();
+        self.is_planned() || (self.seen.host_use.is_none() && is_wanted)
     }
 
     fn is_planned(&self) -> bool {
@@ -161,6 +164,7 @@ fn by_plan(row: &mut Row) {
             );
         }
     }
+    row.contradictions.extend(row.seen.neighbours.clone());
     if let Some(why) = row.seen.host_use.clone().filter(|_| !row.is_planned()) {
         row.reasons = vec![why];
     }

@@ -133,19 +133,21 @@ fn see(nics: &[Device], node: &Node, time: Duration) -> Result<Vec<Seen>> {
         };
         let mut by_leaf = None;
         let mut leaf = None;
+        let mut neighbours = None;
         match &heard {
             Some(Heard::Neighbour(neighbour)) => {
                 by_leaf = rail_of_leaf(neighbour, &planned);
                 leaf = Some(cables::described(neighbour));
             }
             Some(Heard::Two(both)) => {
-                leaf = Some(format!("two neighbours: {}", cables::described_both(both)));
+                neighbours = Some(format!("two neighbours: {}", cables::described_both(both)));
             }
             Some(Heard::Nobody(_) | Heard::Lost(_)) | None => {}
         }
         all.push(Seen {
             by_leaf,
             leaf,
+            neighbours,
             by_address,
             host_use,
             present: node.rails.iter().find(is_its).map(|row| row.rail),

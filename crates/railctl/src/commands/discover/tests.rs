@@ -95,6 +95,7 @@ fn seen(pci: &Pci, change: impl Fn(&mut Seen)) -> Vec<Seen> {
             netdev: None,
             host_use: None,
             leaf: None,
+            neighbours: None,
             by_leaf: None,
             by_address: None,
             present: None,
