@@ -28,7 +28,7 @@ const PLUGINS: &str = "/opt/cni/bin";
 const NODE: &str = "/etc/rail-cni/node.json";
 /// Set for the test inside of its namespaces.
 const INSIDE: &str = "RAIL_CALLERS_INSIDE";
-/// What scripts/build makes.
+/// The executables of scripts/build.
 const EXECUTABLES: [&str; 3] = ["rail-cni", "rail-ipam", "railctl"];
 
 /// The node of this test.

@@ -37,8 +37,8 @@ pub fn pages(command: Command, name: &'static str, directory: &Path) -> io::Resu
     write_pages(command, &directory.join("man"))
 }
 
-/// What a shell offers: the arguments and subcommands that are not hidden. clap_complete offers
-/// all.
+/// The command for completions, without hidden subcommands, which clap_complete would offer as
+/// well.
 fn without_hidden(command: &Command, name: &'static str) -> Command {
     let subcommands = command.get_subcommands();
     Command::new(name)
