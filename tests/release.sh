@@ -281,9 +281,9 @@ the_packages_of_the_agent_install_beside_those_of_the_plugins() {
 the_agent_has_pages_and_completions() {
     dpkg-deb -x "$work/files/rail-agent_${version}_amd64.deb" root
     local share=root/usr/share command
-    "$agent" --help | awk '/^Usage:/ { on = 1 } /^Options:/ { on = 0 } on && /^  [a-z]/ { print $1 }' >names
+    "$agent" --help | awk '/^Usage:/ { on = 1 } /^Options:/ { on = 0 } on && /^  [a-z]/ && $1 != "help" { print $1 }' >names
     grep -qx install names
-    # The subcommand that only the agent itself calls has no page.
+    # Neither `help` nor the subcommand that only the agent itself calls has a page.
     find "$share/man/man8" -name '*.gz' -printf '%f\n' | sed -n 's/^rail-agent-\(.*\)\.8\.gz$/\1/p' | sort >pages
     diff <(sort names) pages
     for command in '' $(sed 's/^/-/' names); do
