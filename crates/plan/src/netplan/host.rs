@@ -62,7 +62,8 @@ pub struct Notes {
     /// Interfaces that have addresses and are not rails: the key, and the fault if it is a rail on
     /// other hosts.
     pub astray: Vec<(String, Fault)>,
-    /// Interfaces with an address of a link of two, which the plan would leave out.
+    /// Interfaces with an address of a link of two, and hosts without rails, which the plan would
+    /// leave out.
     pub lost_rails: Vec<Fault>,
 }
 
@@ -278,8 +279,11 @@ impl<'a> Ethernet<'a> {
             }
             ([], _) => "it has no static address",
             (_, []) => "it has no routes",
-            (_, routes) if routes.iter().all(|route| route.to.is_none()) => {
+            (_, routes) if routes.iter().all(|route| self.is_way_out(route)) => {
                 "its only route is a default route"
+            }
+            (_, routes) if routes.iter().all(|route| route.to.is_none()) => {
+                "the default route of its own table does not name the network of all rails"
             }
             _ => "none of its routes has a gateway in its prefix",
         };
@@ -291,8 +295,8 @@ impl<'a> Ethernet<'a> {
                 .push((self.id.to_owned(), self.fault_at(self.place(), "", problem)));
         }
         let is_link = addresses.iter().any(Address::is_of_two);
-        let is_way_out = self.vrfs.is_empty() && routes.iter().any(Route::is_main_default);
-        if is_link && !is_way_out {
+        let has_way_out = routes.iter().any(|route| self.is_way_out(route));
+        if is_link && !has_way_out {
             let problem = format!("{node_name} would lose this rail: {why}");
             let remedy = "add a route to the network of all rails, by the leaf's address";
             let fault = self.fault_at(self.place(), "", problem);
@@ -300,6 +304,12 @@ impl<'a> Ethernet<'a> {
             return;
         }
         notes.warn(self.fault_at(self.place(), "", format!("is left out: {why}")));
+    }
+
+    /// Whether it is the host's own default route. One in a VRF or in a table of the rail is for
+    /// packets of the rail alone.
+    fn is_way_out(&self, route: &Route<'_>) -> bool {
+        self.vrfs.is_empty() && route.is_main_default()
     }
 
     /// Notes what a rail has beside its link and will not have in the plan.
@@ -321,7 +331,7 @@ impl<'a> Ethernet<'a> {
             .flat_map(|key| self.all(key));
         let defaults = routes
             .iter()
-            .filter(|route| route.to.is_none())
+            .filter(|route| self.is_way_out(route))
             .map(|route| route.part);
         for part in gateways.chain(defaults) {
             let problem = "the rail has a default route, which is left out of the plan";

@@ -36,12 +36,14 @@ pub fn read(paths: &[String], mut host_read: impl FnMut(usize)) -> Result<Plan> 
     let total = hosts.len();
     for (name, files) in hosts {
         let host = Host::read(name, &files, &mut notes.faults);
-        let found = host::rails(&host, &mut notes);
-        if found.is_empty() {
+        let lost_before = notes.lost_rails.len();
+        let host_rails = host::rails(&host, &mut notes);
+        if host_rails.is_empty() && notes.lost_rails.len() == lost_before {
             let file = files.into_iter().next().unwrap_or_default();
-            notes.warn(Fault::whole("the host has no rails").at(Place::file(file)));
+            let fault = Fault::whole("the host has no rails").at(Place::file(file));
+            notes.lost_rails.push(fault);
         }
-        rails.extend(found);
+        rails.extend(host_rails);
         host_read(total);
     }
     let mut plan = pools::plan(rails, &mut notes);

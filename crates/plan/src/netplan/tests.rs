@@ -229,7 +229,6 @@ fn what_is_no_rail_is_left_out_and_named() {
         "7: network.ethernets.eno3:",
         "10: network.ethernets.rail0.addresses:",
         "26: network.ethernets.rail0.dhcp6: DHCP",
-        "22: network.ethernets.rail0:",
         "28: network.bonds.bond0:",
     ] {
         let start = format!("{network}:{expected}");
@@ -244,7 +243,7 @@ fn what_is_no_rail_is_left_out_and_named() {
         "{told:#?}"
     );
     golden::says("plan", "netplan: what is left out", told.join("\n"));
-    assert_eq!(told.len(), 8, "{told:#?}");
+    assert_eq!(told.len(), 7, "{told:#?}");
     let plan = read_files(&files[..1]).unwrap();
     assert_eq!(
         shown(&plan),
@@ -839,12 +838,6 @@ fn what_is_wrong_is_told_with_file_line_and_field() {
         "{error}"
     );
     said.push(error);
-    let told = warnings(&[("a.yaml", ""), ("b.yaml", &good)]);
-    assert!(
-        told.len() == 1 && told[0].starts_with("a.yaml: "),
-        "{told:?}"
-    );
-    said.extend(told);
     said.push(refusal(&[("a.yaml", &out)]));
     golden::says("plan", "netplan: faults", said.join("\n"));
 }
@@ -1089,6 +1082,35 @@ fn a_rail_that_all_hosts_would_lose_is_refused_by_host_and_name() {
             assert!(text.contains(fact), "{fact}: {text}");
         }
     }
+}
+
+/// The default route in the table of the rail is for packets from the rail's address.
+#[test]
+fn only_a_default_route_of_the_main_table_is_warned_about() {
+    let text = |table: &str| {
+        format!(
+            "network:\n  version: 2\n  ethernets:\n    eth_rail0:\n      addresses: [172.16.0.0/31]\n      \
+             routes:\n      - {{to: 172.16.0.0/12, via: 172.16.0.1, table: 101}}\n      \
+             - {{to: default, via: 172.16.0.1{table}}}\n"
+        )
+    };
+    let told = warnings(&[("gpu-1.yaml", &text(", table: 101"))]);
+    assert_eq!(told, Vec::<String>::new());
+    for main in ["", ", table: 254"] {
+        let told = warnings(&[("gpu-1.yaml", &text(main))]);
+        assert!(told.concat().contains("default route"), "{told:?}");
+    }
+}
+
+#[test]
+fn a_host_without_rails_is_refused_where_others_have_some() {
+    let with_rail = host(&[("eth_rail0", "172.16.0.0/31", "172.16.0.1", V4)]);
+    let without = "network:\n  version: 2\n  ethernets:\n    eth0: {dhcp4: true}\n";
+    let plan = read_files(&[("gpu-1.yaml", &with_rail), ("gpu-2.yaml", without)]).unwrap();
+    let text = refused_text(plan);
+    assert!(text.contains("--allow missing-rail"), "{text}");
+    assert!(text.contains("gpu-2.yaml: the host has no rails"), "{text}");
+    assert!(!text.contains("gpu-1.yaml"), "{text}");
 }
 
 /// An uplink of two addresses, with the host's own default route, is no rail.
