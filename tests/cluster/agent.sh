@@ -67,13 +67,13 @@ apply_plan_of_another() {
     "$target/static/railctl" plan "$root/conf/fabric.yaml" --to cidrpool | sed -E "s/\b$1\b/spare-gpu-9/" | kubectl apply -f -
 }
 
-# is_closed NODE REASON: no new pod comes, and the pod of the agent is not ready.
+# is_closed NODE REASON: no new pod comes, and the pod of the agent is ready, because the agent is.
 is_closed() {
     has_taint "$1" && has_label "$1" rail-cni/ready=false &&
         kubectl get node "$1" -o json | jq -e --arg reason "$2" \
             '[.status.conditions[] | select(.type == "RailsReady") | "\(.status) \(.reason)"] == ["False \($reason)"]' &&
         kubectl get pod "${of_agent[@]}" "$(agent_on "$1")" -o json |
-        jq -e '[.status.conditions[] | select(.type == "Ready").status] == ["False"]'
+        jq -e '[.status.conditions[] | select(.type == "Ready").status] == ["True"]'
 }
 
 # is_forgotten NODE: the agent took its labels and conditions with it.

@@ -1,6 +1,7 @@
-//! `rail-agent health`: whether the agent of the node still looks at it, and whether pods with
-//! rails can start. The agent writes the time and what it found into a file of the run directory,
-//! which only root can enter: an address could be taken or kept busy by any process of the node.
+//! `rail-agent health`: whether the agent of the node still looks at it, and whether it has what it
+//! needs to serve the node. The agent writes the time and its own state into a file of the run
+//! directory, which only root can enter: an address could be taken or kept busy by any process of
+//! the node.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -19,15 +20,15 @@ pub const NAME: &str = "agent.alive";
 /// The agent hangs if it has looked at nothing for so long: the longest program takes two minutes.
 const SILENT: Duration = Duration::from_secs(600);
 
-/// What stands behind the time on a node that is ready; the other word is as long.
+/// The word behind the time if the agent serves the node; the other word is as long.
 const READY: &str = "ready";
 const WAITS: &str = "waits";
 
 /// Arguments of `rail-agent health`.
 #[derive(Debug, Args)]
 pub struct HealthArgs {
-    /// Also fail while pods with rails cannot start, as the condition RailsReady says: the
-    /// readiness probe
+    /// Also fail while the plugins or railctl cannot be run, or node.json cannot be read: the
+    /// readiness probe. Rails without a link do not count
     #[arg(long)]
     ready: bool,
 }
@@ -55,10 +56,10 @@ impl Alive {
 
     /// Notes that the agent looked at the node. The text always has the same length, so that it
     /// needs no more room.
-    pub fn now(&self, is_ready: bool) -> Result<()> {
-        let found = if is_ready { READY } else { WAITS };
+    pub fn now(&self, is_serving: bool) -> Result<()> {
+        let state = if is_serving { READY } else { WAITS };
         let written = self.0.write_all_at(
-            format!("{:020} {found}\n", since_boot()?.as_secs()).as_bytes(),
+            format!("{:020} {state}\n", since_boot()?.as_secs()).as_bytes(),
             0,
         );
         written.with_context(|| format!("cannot write {NAME}"))
@@ -95,7 +96,10 @@ pub fn health(args: &HealthArgs) -> Result<ExitCode> {
         bail!("the agent has hung for {} s", silent.as_secs());
     }
     if args.ready && !is_ready {
-        bail!("pods with rails cannot start on this node: its condition RailsReady says why");
+        bail!(
+            "the plugins or railctl cannot be run, or /etc/rail-cni/node.json cannot be read: the node's condition \
+             RailsReady says which"
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -93,6 +93,13 @@ impl Agent {
         });
     }
 
+    /// Whether the agent has what it needs to serve the node: its executables run, and node.json can
+    /// be read. The rails do not count: one dead rail would hold up each rollout of the DaemonSet.
+    pub(super) fn is_serving(&self) -> bool {
+        let has_executables = self.plugin_error.is_none() && self.doctor.is_ok();
+        has_executables && matches!(Paths::known(&self.host), Ok(Some(_)))
+    }
+
     /// Lets rail-ipam refuse new pods where the plan says so. railctl ends that when it writes a
     /// plan that names the node.
     fn close_store(&mut self) {

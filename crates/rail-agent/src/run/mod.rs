@@ -110,7 +110,7 @@ impl Agent {
             .is_ok();
         loop {
             self.reconcile().await;
-            let noted = self.alive.now(self.ready.is_true);
+            let noted = self.alive.now(self.is_serving());
             self.log_change("alive", noted.err().map(|error| error_text(&error)));
             self.check_run_dir()?;
             let interval = jittered(Duration::from_secs(self.args.interval));

@@ -545,7 +545,7 @@ fn every_value_of_the_chart_is_described() {
 }
 
 /// Each value with another one than the default, and what shows it.
-const CHANGES: [(&str, &str, &str); 30] = [
+const CHANGES: [(&str, &str, &str); 32] = [
     ("affinity", "null", ""),
     ("args", r#"["--claim-interval=7"]"#, "--claim-interval=7"),
     (
@@ -583,6 +583,7 @@ const CHANGES: [(&str, &str, &str); 30] = [
         r#""our-secret""#,
         r#""secretName":"our-secret""#,
     ),
+    ("minReadySeconds", "7", r#""minReadySeconds":7"#),
     ("monitoring.dashboard", "true", "grafana_dashboard"),
     ("monitoring.enabled", "true", "PodMonitor"),
     (
@@ -640,6 +641,11 @@ const CHANGES: [(&str, &str, &str); 30] = [
         r#""tolerations":[{"key":"gpu""#,
     ),
     ("uninstall", "true", "--wait=86400"),
+    (
+        "updateStrategy",
+        r#"{"rollingUpdate":{"maxUnavailable":3}}"#,
+        r#""updateStrategy":{"rollingUpdate":{"maxUnavailable":3},"type":"RollingUpdate"}"#,
+    ),
 ];
 
 #[test]
@@ -770,6 +776,11 @@ fn values_that_nobody_reads_or_of_another_type_are_refused() {
             "effects",
         ),
         (["--set", "resources.request.cpu=1"], "request"),
+        (["--set", "updateStrategy.type=Rolling"], "updateStrategy"),
+        (
+            ["--set", "updateStrategy.rollingUpdate.maxUnavailable=0"],
+            "maxUnavailable",
+        ),
         (["--set-string", "metricsPort=1"], "metricsPort"),
         (["--set", "monitoring.enabled=true"], "metricsSecret"),
         (["--set", "monitoring.enable=true"], "enable"),

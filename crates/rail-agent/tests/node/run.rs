@@ -1246,7 +1246,7 @@ fn a_node_that_refuses_pods_again_and_again_is_not_ready_until_one_starts() {
             let (api, agent) = ready(&["--taint-after", "0"]);
             agent.until("open", || taints(&api.get(NODE)) == ["other"]);
             let is_ready = || agent_command(&["health", "--ready"]).status.success();
-            agent.until("well", is_ready);
+            agent.until("ready", is_ready);
             sh("ip netns add pod-b");
             let refuse = |mtu: u32, text: &str| {
                 for _ in 0..2 {
@@ -1269,17 +1269,46 @@ fn a_node_that_refuses_pods_again_and_again_is_not_ready_until_one_starts() {
             agent.until("the label", || {
                 api.get(NODE)["metadata"]["labels"]["rail-cni/ready"] == "false"
             });
-            agent.until("not well", || !is_ready());
-            assert!(
-                agent_command(&["health"]).status.success(),
-                "the process is"
-            );
+            assert!(is_ready(), "the agent is");
             sh("ip link set pf1 mtu 9600");
             let output = call_with_mtu("ADD", "pod-b", 1, 9500);
             assert!(output.status.success(), "{}", text_of(&output));
             agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
-            agent.until("well", is_ready);
             assert_eq!(taints(&api.get(NODE)), ["other"]);
+        },
+    );
+}
+
+/// A rollout would wait for a rail that only a technician can repair.
+#[test]
+fn a_dead_rail_leaves_the_agent_ready_and_a_broken_plugin_does_not() {
+    on_a_node(
+        "run::a_dead_rail_leaves_the_agent_ready_and_a_broken_plugin_does_not",
+        || {
+            let (api, agent) = ready(&["--taint-after", "3"]);
+            let is_ready = || agent_command(&["health", "--ready"]).status.success();
+            agent.until("ready", is_ready);
+            sh("ip -n leaf link set cable1 down");
+            agent.until_condition(&api, "RailsReady", "False", "PfLink");
+            agent.until("the taint", || {
+                taints(&api.get(NODE)).contains(&"rail-cni/not-ready")
+            });
+            agent.until_looks(3);
+            assert!(is_ready(), "the agent is");
+            sh("ip -n leaf link set cable1 up");
+            agent.until_condition(&api, "RailsReady", "True", "DoctorPassed");
+
+            sh("cp -p /opt/cni/bin/rail-ipam /run/kept && chmod -x /opt/cni/bin/rail-ipam");
+            agent.until("not ready", || !is_ready());
+            assert!(agent_command(&["health"]).status.success(), "it runs");
+            sh("mv /run/kept /opt/cni/bin/rail-ipam && chmod +x /opt/cni/bin/rail-ipam");
+            agent.until("ready again", is_ready);
+
+            api.delete(CONFIG_MAP);
+            agent.until("no ConfigMap", || agent.log().contains("no ConfigMap"));
+            assert!(is_ready(), "node.json stays");
+            sh("echo { >/etc/rail-cni/node.json");
+            agent.until("not ready", || !is_ready());
         },
     );
 }
