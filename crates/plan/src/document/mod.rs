@@ -6,9 +6,10 @@ mod part;
 mod yaml;
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use nix::fcntl::OFlag;
@@ -99,6 +100,63 @@ impl Text {
             lines,
         })
     }
+}
+
+/// The files with one of these extensions in a directory and below, in the order of their names.
+/// Hidden directories (.git, the versions of a mounted ConfigMap) and links to directories are left
+/// out.
+pub fn files_below(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, Fault> {
+    let unreadable = |error: io::Error| {
+        Fault::whole(error.to_string()).at(Place::file(directory.display().to_string()))
+    };
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(directory).map_err(unreadable)? {
+        entries.push(entry.map_err(unreadable)?);
+    }
+    entries.sort_by_key(fs::DirEntry::file_name);
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry.path();
+        let is_hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+        if entry.file_type().map_err(unreadable)?.is_dir() {
+            if !is_hidden {
+                files.extend(files_below(&path, extensions)?);
+            }
+        } else if has_extension(&path, extensions) {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+/// Whether the name of the file ends in a dot and one of these extensions.
+pub fn has_extension(path: &Path, extensions: &[&str]) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    extension.is_some_and(|extension| extensions.contains(&extension))
+}
+
+/// The paths, with the YAML and JSON files below a directory in its place. Fails for a directory
+/// without any.
+pub fn with_files_below(paths: &[String]) -> Result<Vec<String>> {
+    let mut files = Vec::new();
+    for path in paths {
+        if !Path::new(path).is_dir() {
+            files.push(path.clone());
+            continue;
+        }
+        let below = files_below(Path::new(path), &["json", "yaml", "yml"])
+            .or_else(|fault| rail_cni::fail!(InvalidConfig, "{fault}"))?;
+        if below.is_empty() {
+            rail_cni::fail!(
+                InvalidConfig,
+                "{path}: no .json, .yaml or .yml in this directory"
+            );
+        }
+        for file in below {
+            files.push(file.display().to_string());
+        }
+    }
+    Ok(files)
 }
 
 /// Reads and parses a file, `-` for stdin.

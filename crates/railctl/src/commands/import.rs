@@ -17,7 +17,7 @@ use rail_plan::{Plan, Pools, manifest, refused};
 /// Arguments of `railctl import`.
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// CIDRPool manifests in YAML or JSON; - is standard input
+    /// CIDRPool manifests in YAML or JSON, or directories with them; - is standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
     /// Write all nodes that the manifests name
@@ -77,7 +77,7 @@ pub fn import(node: &Node, args: &ImportArgs, output: Output) -> Result<ExitCode
 /// Reads and checks all files. The warnings of the plan are about them.
 fn read(files: &[String]) -> Result<(Pools, Plan)> {
     let read = || -> Result<(Pools, Plan)> {
-        let documents = document::read_all(files)?;
+        let documents = document::read_all(&document::with_files_below(files)?)?;
         let mut plan = manifest::read(&documents)?;
         let pools = plan.check().map_err(refused)?;
         let doubts = std::mem::take(&mut plan.doubts);

@@ -19,7 +19,7 @@ use rail_cni::fail;
 use rail_cni::fault::Fault;
 use rail_cni::node::Node;
 use rail_cni::pool::{self, Allocation};
-use rail_plan::document;
+use rail_plan::document::{self, Text};
 use rail_plan::pattern::Pattern;
 use rail_plan::refusal::{Doubt, Refusal};
 use rail_plan::scheme::{Family, Mode, Polarity, Scheme, Tiers, is_first_octet};
@@ -32,7 +32,8 @@ use rail_plan::{
 #[derive(Debug, Args)]
 pub struct PlanArgs {
     /// Sources of the plan: topology.json (spcx-gen or NVIDIA AIR), topology.dot, a fabric file,
-    /// CIDRPool manifests, or a directory with netplan files of hosts; - is standard input
+    /// CIDRPool manifests, a directory with these, or one with netplan files of hosts; - is standard
+    /// input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
     /// Kind of the files, if not evident from their content
@@ -388,9 +389,11 @@ impl PlanArgs {
     }
 
     fn read_files(&self, files: &[String], from: Option<Kind>) -> Result<(Plan, Kind)> {
-        if from == Some(Kind::Netplan) || files.iter().any(|file| Path::new(file).is_dir()) {
+        let is_of_hosts = from.is_none() && has_directory_of_hosts(files);
+        if from == Some(Kind::Netplan) || is_of_hosts {
             return Ok((read_netplan(files)?, Kind::Netplan));
         }
+        let files = &document::with_files_below(files)?;
         let texts = document::read_texts(files)?;
         let is_topology = |text| from.is_none() && topology::is_topology(text);
         if from == Some(Kind::Topology) || texts.first().is_some_and(is_topology) {
@@ -477,6 +480,29 @@ impl PlanArgs {
             None => Nodes::Own(pool::node_name(node)?),
         })
     }
+}
+
+/// Whether one of the paths is a directory of hosts, whose names are those of its files. The first
+/// file below decides; one that cannot be parsed is a host's.
+fn has_directory_of_hosts(paths: &[String]) -> bool {
+    for path in paths {
+        if !Path::new(path).is_dir() {
+            continue;
+        }
+        let files = document::with_files_below(std::slice::from_ref(path));
+        let first = files.ok().and_then(|files| files.into_iter().next());
+        let Some(text) = first.and_then(|file| Text::read(&file).ok()) else {
+            return true;
+        };
+        let documents = document::parse(&text.file, &text.bytes).unwrap_or_default();
+        let is_plan = documents.first().is_some_and(|document| {
+            fabric::is_fabric(&document.value) || manifest::is_manifest(&document.value)
+        });
+        if !is_plan && !topology::is_topology(&text) {
+            return true;
+        }
+    }
+    false
 }
 
 /// Reads the netplan files of hosts, with a progress bar.
@@ -756,4 +782,30 @@ impl Kind {
 
 fn say(text: &str) {
     output::say(text);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_of_hosts_unless_its_first_file_is_a_plan() {
+        let pool = "{apiVersion: nv-ipam.nvidia.com/v1alpha1, kind: CIDRPool}";
+        let topology = r#"{"nodes": [], "links": []}"#;
+        for (name, text, is_of_hosts) in [
+            ("gpu-1.yaml", "network: {version: 2}", true),
+            ("gpu-1.yaml", "network: {", true),
+            ("rail-0.yaml", pool, false),
+            ("fabric.yaml", "fabric: spectrum-x", false),
+            ("topology.json", topology, false),
+        ] {
+            let temp = tempfile::tempdir().unwrap();
+            let below = temp.path().join("below");
+            std::fs::create_dir(&below).unwrap();
+            std::fs::write(below.join(name), text).unwrap();
+            std::fs::write(below.join(".rail-ipam-plan"), "{}").unwrap();
+            let paths = [temp.path().display().to_string()];
+            assert_eq!(has_directory_of_hosts(&paths), is_of_hosts, "{text}");
+        }
+    }
 }

@@ -303,3 +303,29 @@ fn the_rail_that_addresses_or_names_tell_is_written_down() {
         }
     }
 }
+
+#[test]
+fn a_directory_is_read_with_those_below_and_without_hidden_ones() {
+    let temp = tempfile::tempdir().unwrap();
+    let write_pool = |folder: &str, name: &str, prefix: &str| {
+        let folder = temp.path().join(folder);
+        std::fs::create_dir_all(&folder).unwrap();
+        let row = format!("{{nodeName: w1, gateway: {prefix}.1, prefix: {prefix}.0/31}}");
+        std::fs::write(folder.join(format!("{name}.yaml")), pool(name, &row)).unwrap();
+    };
+    write_pool("su-0", "rail-0", "172.16.0");
+    write_pool("su-1/more", "rail-1", "172.16.1");
+    write_pool(".git", "rail-2", "172.16.2");
+    std::os::unix::fs::symlink(temp.path(), temp.path().join("su-0/circle")).unwrap();
+    std::fs::write(temp.path().join("README"), "no manifest").unwrap();
+    let directory = temp.path().display().to_string();
+    let (pools, _) = read(std::slice::from_ref(&directory)).unwrap();
+    assert_eq!(pools.keys().collect::<Vec<_>>(), ["rail-0", "rail-1"]);
+    let empty = temp.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    let error = read(&[empty.display().to_string()]).unwrap_err();
+    assert!(
+        format!("{error:#}").contains("no .json, .yaml or .yml"),
+        "{error:#}"
+    );
+}

@@ -15,7 +15,7 @@ mod spiderpool;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -246,37 +246,6 @@ enum Content {
     Page,
 }
 
-fn has_extension(path: &Path, extensions: &[&str]) -> bool {
-    let extension = path.extension().and_then(|extension| extension.to_str());
-    extension.is_some_and(|extension| extensions.contains(&extension))
-}
-
-/// Adds the files with networks or manifests in this directory and below, in the order of their
-/// names. Hidden directories (.git, the versions of a mounted ConfigMap) and links to directories
-/// are left out.
-fn files_below(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), Fault> {
-    let unreadable = |error: std::io::Error| {
-        Fault::whole(error.to_string()).at(Place::file(directory.display().to_string()))
-    };
-    let mut entries = Vec::new();
-    for entry in std::fs::read_dir(directory).map_err(unreadable)? {
-        entries.push(entry.map_err(unreadable)?);
-    }
-    entries.sort_by_key(std::fs::DirEntry::file_name);
-    for entry in entries {
-        let path = entry.path();
-        let is_hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-        if entry.file_type().map_err(unreadable)?.is_dir() {
-            if !is_hidden {
-                files_below(&path, files)?;
-            }
-        } else if has_extension(&path, &["conf", "conflist", "json", "yaml", "yml"]) {
-            files.push(path);
-        }
-    }
-    Ok(())
-}
-
 /// One network of a file.
 struct Context<'a> {
     name: String,
@@ -415,15 +384,16 @@ impl Lint {
         if !Path::new(path).is_dir() {
             return self.file(path, Content::Networks);
         }
-        let mut files = Vec::new();
-        if let Err(fault) = files_below(Path::new(path), &mut files) {
-            return self.fault("", fault);
-        }
+        const EXTENSIONS: [&str; 5] = ["conf", "conflist", "json", "yaml", "yml"];
+        let files = match document::files_below(Path::new(path), &EXTENSIONS) {
+            Ok(files) => files,
+            Err(fault) => return self.fault("", fault),
+        };
         let before = self.found();
         for file in &files {
             // Beside NADs are pods, values, kustomizations. The other endings are those of a
             // runtime's files, but a runtime reads no directory below its own.
-            let content = if has_extension(file, &["yaml", "yml"]) {
+            let content = if document::has_extension(file, &["yaml", "yml"]) {
                 Content::Anything
             } else if file.parent() == Some(Path::new(path)) {
                 Content::Networks
