@@ -140,8 +140,8 @@ fn the_samples_are_of_metrics_that_the_agent_has() {
 }
 
 /// An alert, the minutes for which it waits, the sample of a node that makes it fire, and the value
-/// that does.
-const ALERTS: [(&str, u32, &str, &str); 13] = [
+/// that does, with what a minute adds.
+const ALERTS: [(&str, u32, &str, &str); 17] = [
     ("RailNodeNotReady", 10, "rail_cni_ready", "0"),
     (
         "RailLinkDown",
@@ -154,6 +154,24 @@ const ALERTS: [(&str, u32, &str, &str); 13] = [
         5,
         "rail_cni_attachments_without_carrier",
         "1",
+    ),
+    (
+        "RailFlapping",
+        3,
+        r#"rail_cni_pf_faults_total{rail="1",pf="0000:3c:00.0",counter="carrier_down"}"#,
+        "1+1",
+    ),
+    (
+        "RailCableWrong",
+        60,
+        r#"rail_cni_cable{rail="1",pf="0000:3c:00.0",state="wrong"}"#,
+        "1",
+    ),
+    (
+        "RailPodsRefused",
+        10,
+        r#"rail_cni_calls_total{plugin="rail-cni",verb="ADD",code="11"}"#,
+        "1+1",
     ),
     (
         "RailPreflightFailed",
@@ -182,7 +200,13 @@ const ALERTS: [(&str, u32, &str, &str); 13] = [
     (
         "RailVersionsDiffer",
         360,
-        r#"rail_cni_agent_info{version="0.1.0"}"#,
+        r#"rail_cni_agent_info{version="0.1.0",node_json="34a5311fac",plan="a3327453d9"}"#,
+        "1",
+    ),
+    (
+        "RailPlansDiffer",
+        360,
+        r#"rail_cni_agent_info{version="0.2.0",node_json="34a5311fac",plan="other"}"#,
         "1",
     ),
 ];
@@ -202,12 +226,13 @@ fn fleet(minutes: u32, bad: usize, sample: &str, value: &str) -> Value {
             }
         }
         if node < bad {
-            let before = samples.len();
-            samples.retain(|(name, _)| name != sample);
             assert!(
-                samples.len() + 1 == before || sample.contains("version"),
+                samples
+                    .iter()
+                    .any(|(name, _)| without_values(name) == without_values(sample)),
                 "no agent serves {sample}"
             );
+            samples.retain(|(name, _)| name != sample);
             samples.push((sample.to_owned(), value.to_owned()));
         }
         series.extend(samples.into_iter().map(|(name, value)| {
@@ -216,10 +241,16 @@ fn fleet(minutes: u32, bad: usize, sample: &str, value: &str) -> Value {
                 Some(start) => format!("{start},{labels}"),
                 None => format!("{name}{{{labels}"),
             };
-            json!({"series": name, "values": format!("{value}+0x{minutes}")})
+            let step = if value.contains('+') { "" } else { "+0" };
+            json!({"series": name, "values": format!("{value}{step}x{minutes}")})
         }));
     }
     json!(series)
+}
+
+/// A metric with the names of its labels.
+fn without_values(sample: &str) -> String {
+    sample.split('"').step_by(2).collect()
 }
 
 /// What fires at a minute, by name.
@@ -270,15 +301,19 @@ fn each_alert_fires_for_what_an_agent_serves_and_no_other_does() {
     let both = firing(11, &[("RailNodeNotReady", 2), ("RailNodesNotReady", 1)]);
     let many = vec![firing(4, &[]), firing(6, &[("RailNodesNotReady", 1)]), both];
     cases.push(case(fleet(11, 2, "rail_cni_ready", "0"), many));
+    // The targets disappear after five minutes.
+    let gone =
+        json!([{"series": r#"up{job="rail-agent",node="worker-0"}"#, "values": "1x5 stale"}]);
+    let firing_once = firing(17, &[("RailAgentsGone", 1)]);
+    cases.push(case(gone, vec![firing(15, &[]), firing_once]));
     let names: BTreeSet<_> = rules()
         .iter()
         .map(|rule| rule["alert"].as_str().unwrap().to_owned())
         .collect();
-    let tried = ALERTS.iter().map(|(alert, ..)| (*alert).to_owned());
-    assert_eq!(
-        names,
-        tried.chain(["RailNodesNotReady".to_owned()]).collect()
-    );
+    let tried = ALERTS.iter().map(|(alert, ..)| *alert);
+    let with_own_cases = ["RailNodesNotReady", "RailAgentsGone"];
+    let tried: BTreeSet<_> = tried.chain(with_own_cases).map(str::to_owned).collect();
+    assert_eq!(names, tried);
     let tests = json!({"rule_files": ["rules.json"], "evaluation_interval": "1m", "tests": cases});
     promtool(&tool, &["test", "rules"], "tests.json", &tests, &spec);
 }
