@@ -12,7 +12,7 @@ use crate::report::{Cable, Doctor, Show, Status};
 use crate::revision::Revision;
 
 /// Name, type and help of each metric.
-pub const METRICS: [(&str, &str, &str); 29] = [
+pub const METRICS: [(&str, &str, &str); 30] = [
     (
         "rail_cni_agent_info",
         "gauge",
@@ -37,6 +37,11 @@ pub const METRICS: [(&str, &str, &str); 29] = [
         "rail_cni_carrier",
         "gauge",
         "1 if the PF of the rail is up and has a carrier, or if a pod has the PF itself.",
+    ),
+    (
+        "rail_cni_flapping",
+        "gauge",
+        "1 while the carrier of the rail's PF comes and goes.",
     ),
     (
         "rail_cni_cable",
@@ -215,6 +220,8 @@ pub struct Metrics {
     pub status: Option<Status>,
     /// The last `railctl cables`.
     pub cables: Option<Vec<Cable>>,
+    /// The PFs of the rails whose carrier comes and goes.
+    pub flapping: BTreeSet<String>,
     /// The last `railctl preflight`.
     pub tested: Tested,
     /// The last `railctl leases`.
@@ -268,7 +275,7 @@ impl Metrics {
             page.of_doctor(doctor);
         }
         if let Some(status) = &self.status {
-            page.of_status(status);
+            page.of_status(status, &self.flapping);
             if self.names_pods {
                 page.of_pods(status);
             }
@@ -386,12 +393,14 @@ impl Page {
         self.add("rail_cni_check_warnings", &[], warnings);
     }
 
-    fn of_status(&mut self, status: &Status) {
+    fn of_status(&mut self, status: &Status, flapping: &BTreeSet<String>) {
         for rail in &status.rails {
             let number = number_label(rail.rail);
             let labels = [("rail", number.as_str()), ("pf", rail.pf.name.as_str())];
             let has_carrier = matches!(rail.pf.link.as_str(), "up" | "in-pod");
             self.add("rail_cni_carrier", &labels, u64::from(has_carrier));
+            let is_flapping = flapping.contains(&rail.pf.name);
+            self.add("rail_cni_flapping", &labels, u64::from(is_flapping));
             for (counter, count) in rail.pf.counted.iter().flatten().take(MAX_COUNTERS) {
                 self.add(
                     "rail_cni_pf_faults_total",

@@ -17,6 +17,11 @@ const HELD_BACK: &str = "HeldBack";
 const WAITS: &str = "Waits";
 const REFUSED: &str = "Refused";
 const NOT_NAMED: &str = "NotNamed";
+/// The reason of [`READY`], and of the Event, while the carrier of a rail comes and goes.
+pub const FLAPPING: &str = "RailFlapping";
+/// The reason of [`READY`] by the doctor's check of the same name.
+const LINK: &str = "PfLink";
+
 /// A condition of the Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
@@ -151,6 +156,24 @@ pub fn refusing(what: &str) -> Condition {
         is_true: false,
         reason: "PodsRefused".to_owned(),
         message: clean(what),
+    }
+}
+
+impl Condition {
+    /// The condition with the rails that flap as its reason. Their link may be there or away at
+    /// this moment; other faults remain the reason.
+    #[must_use]
+    pub fn or_flapping(self, flapping: Option<String>) -> Condition {
+        let is_about_links = self.is_true || self.reason == LINK;
+        match flapping.filter(|_| is_about_links) {
+            Some(message) => Condition {
+                kind: READY,
+                is_true: false,
+                reason: FLAPPING.to_owned(),
+                message: clean(&message),
+            },
+            None => self,
+        }
     }
 }
 

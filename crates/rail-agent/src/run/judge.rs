@@ -54,7 +54,7 @@ impl Agent {
             false => match (&self.plugin_error, &self.closed_reason) {
                 (Some(why), _) => ready::without_plugins(why),
                 (None, Some(why)) => ready::closed_by_plan(why),
-                (None, None) => ready::rails_ready(&self.doctor),
+                (None, None) => ready::rails_ready(&self.doctor).or_flapping(self.flaps.message()),
             },
         };
         // The findings of the doctor are closer to the cause.

@@ -14,7 +14,7 @@ use crate::host::PLUGINS;
 use crate::node;
 use crate::node_json;
 use crate::ready;
-use crate::report::{Attachment, Listing, Show, Status};
+use crate::report::{Attachment, Listing, Rail, Show, Status};
 use crate::revision;
 use crate::text::{clean, error_text};
 use crate::watch::Seen;
@@ -62,6 +62,7 @@ impl Agent {
         match self.railctl_json::<Status>(&["status"]).await {
             Ok(status) => {
                 self.follow_carriers(&status.attachments);
+                self.follow_flaps(&status.rails);
                 self.has_rails |= ready::has_pf(&status);
                 let outline = outline(&status);
                 if outline != self.outline {
@@ -114,6 +115,19 @@ impl Agent {
             self.revision.version = revision::version(&version);
         }
         Ok(())
+    }
+
+    /// Reports rails that begin to flap as Events of the Node.
+    fn follow_flaps(&mut self, rails: &[Rail]) {
+        for begun in self.flaps.look(rails, Instant::now()) {
+            let note = format!(
+                "{} lost the carrier {} times within half an hour: check cable, transceiver and leaf port",
+                begun.title, begun.losses
+            );
+            self.report_on_node(ready::FLAPPING, &note);
+        }
+        let flapping = self.flaps.pfs();
+        self.shared.with(|metrics| metrics.flapping = flapping);
     }
 
     /// Reports lost and restored carriers as Events of the pods.

@@ -15,11 +15,13 @@
 //! | `judge` | decides whether pods with rails can start |
 //! | `show` | writes labels, conditions and taint of the Node |
 //! | `calls`, `carriers` | calls of the plugins and lost carriers as Events |
+//! | `flaps` | rails whose carrier comes and goes |
 
 mod args;
 mod calls;
 mod carriers;
 mod config;
+mod flaps;
 mod judge;
 mod look;
 mod plan;

@@ -14,6 +14,7 @@ use tokio::sync::watch::Receiver;
 use super::args::{PlanFrom, RunArgs};
 use super::calls::{Uids, read_calls, send_events};
 use super::carriers::Carriers;
+use super::flaps::Flaps;
 use crate::alive::Alive;
 use crate::api;
 use crate::cables::Heard;
@@ -103,6 +104,7 @@ pub(super) struct Agent {
     /// Rail state whose change runs the doctor at once.
     pub(super) outline: Vec<(String, String, u64)>,
     pub(super) carriers: Carriers,
+    pub(super) flaps: Flaps,
     pub(super) logged: HashMap<&'static str, String>,
 }
 
@@ -202,6 +204,7 @@ impl Agent {
             resources,
             outline: Vec::new(),
             carriers: HashMap::new(),
+            flaps: Flaps::default(),
             logged: HashMap::new(),
         })
     }

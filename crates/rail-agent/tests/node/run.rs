@@ -1313,6 +1313,31 @@ fn a_dead_rail_leaves_the_agent_ready_and_a_broken_plugin_does_not() {
     );
 }
 
+/// The link is there at each look.
+#[test]
+fn a_rail_that_flaps_between_looks_closes_the_node_and_is_an_event() {
+    on_a_node(
+        "run::a_rail_that_flaps_between_looks_closes_the_node_and_is_an_event",
+        || {
+            let (api, agent) = ready(&["--taint-after", "3"]);
+            agent.until("open", || taints(&api.get(NODE)) == ["other"]);
+            for _ in 0..3 {
+                sh("ip -n leaf link set cable1 down && ip -n leaf link set cable1 up");
+            }
+            let message = agent.until_condition(&api, "RailsReady", "False", "RailFlapping");
+            assert!(message.starts_with("rail 1 (0000:3c:00.0)"), "{message}");
+            agent.until("the taint", || {
+                taints(&api.get(NODE)).contains(&"rail-cni/not-ready")
+            });
+            agent.until("the Event", || api.events("RailFlapping").len() == 1);
+            let metric = r#"rail_cni_flapping{rail="1",pf="0000:3c:00.0"} 1"#;
+            assert!(served("/metrics").contains(metric));
+            agent.until_looks(3);
+            assert_eq!(api.events("RailFlapping").len(), 1, "it is told once");
+        },
+    );
+}
+
 /// NoSchedule moves no pod that runs.
 #[test]
 fn a_rail_that_stays_away_keeps_new_pods_away_also_under_running_pods() {
