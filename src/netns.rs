@@ -50,7 +50,9 @@ impl Netns {
             }),
             Ok(_) => fail!(
                 InvalidNetns,
-                "CNI_NETNS {shown} is not, or no longer, a network namespace: the runtime must make a new sandbox"
+                "CNI_NETNS {shown} is a plain file here: either the runtime unmounted the namespace, and \
+                 must make a new sandbox, or this process cannot see the mount: it needs the host's \
+                 /run/netns with the mount propagation HostToContainer"
             ),
             Err(errno) => fail!(InvalidNetns, "CNI_NETNS {shown}: {errno}"),
         }

@@ -248,7 +248,7 @@ impl<'a> Request<'a> {
         pending_before: &[String],
         records: &Records,
     ) -> Result<bool> {
-        let has_returned = heal::missing_devices(records, self.node)?;
+        let has_returned = heal::returned_devices(records, self.node)?;
         let is_freed = pending::free_addresses(pending_before, records, self.node, name, key)?;
         Ok(has_returned || is_freed)
     }

@@ -41,7 +41,7 @@ use rail_netlink::all_of;
 
 /// DEL needs only the key of the attachment: everything else is in its record, or gone.
 pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> Result<()> {
-    let node = started(Node::load_lenient()?, network);
+    let node = started(Node::load_lenient(), network);
     let outline = Outline::of(network);
     let ipam = outline.ipam(&node.policy).unwrap_or_else(|error| {
         log::warn!("{error:#}");
@@ -75,7 +75,7 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
             // DEL of what was never added succeeds, whatever its configuration contains.
             // The netdev is another plugin's where only the RDMA device is ours.
             let path = path.filter(|_| !outline.is_chained);
-            let done = give_back_unrecorded(network, attachment, path, &node);
+            let done = give_back_unrecorded(network, attachment, path, records.as_ref(), &node);
             log::info!("there is no record of it");
             delete().unwrap_or_else(|error| {
                 log::warn!("{error:#}: there is no record of {attachment}")
@@ -84,7 +84,7 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
                 .as_ref()
                 .map_or(Ok(()), |records| unrecorded(records, &key, &node));
             // Where nothing is found, the search must have been in the right place.
-            all_of([done, removed, node.check_place(path)])
+            all_of([done, removed, node.confirm_nothing(path)])
         }
     };
     // What matters only for later calls must not fail this one, for example on a full /run.
@@ -137,7 +137,7 @@ fn recorded(record: Record, records: &Records, node: &Node) -> Result<()> {
 /// What an earlier DEL of the attachment left.
 fn unrecorded(records: &Records, key: &Key, node: &Node) -> Result<()> {
     pending::retry_own(records, node, key, PATIENCE)?;
-    records.remove(key, None)
+    records.remove_half_written(key)
 }
 
 /// What DEL did, for the log: where the device was seen.
@@ -168,6 +168,7 @@ fn give_back_unrecorded(
     network: &Network,
     attachment: &Attachment,
     path: Option<&Path>,
+    records: Option<&Records>,
     node: &Node,
 ) -> Result<()> {
     let Some(netns) = path.and_then(|path| Netns::open(path).ok()) else {
@@ -175,7 +176,7 @@ fn give_back_unrecorded(
     };
     match network.device_id(&attachment.ifname) {
         Some(id) if !netns.is(&Netns::current()?)? => {
-            rebuild::give_back_unrecorded(&netns, &id, &attachment.ifname, node).map(drop)
+            rebuild::give_back_unrecorded(&netns, &id, &attachment.ifname, records, node)
         }
         _ => Ok(()),
     }

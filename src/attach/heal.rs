@@ -166,9 +166,7 @@ fn absent_device(
                 let error = failure!(TryAgain, "device {id} is attached to {holder}");
                 return Err(Refused::Held(error));
             }
-            State::Unknown(_) if !is_on_host(claim, node, host)? => {
-                refuse_living(claim, &format!("device {id}"))?;
-            }
+            State::Unknown(_) => refuse_living(claim, &format!("device {id}"))?,
             _ => end_if_left_over(records, claim, node)?,
         }
         refuse_missing(records, claim)?;
@@ -291,24 +289,13 @@ pub fn end_if_left_over(records: &Records, claim: &Record, node: &Node) -> Resul
     if record.owner.device.id != claim.owner.device.id {
         return Ok(());
     }
-    let mut host = Socket::open()?;
-    let is_left_over = match state::of(&record, node, &mut host)? {
-        // Whatever became of its pod, the pod does not have the device.
-        State::Unknown(_) => is_on_host(&record, node, &mut host)?,
-        state => state.is_left_over(),
-    };
-    if !is_left_over {
+    if !state::of(&record, node, &mut Socket::open()?)?.is_left_over() {
         return Ok(());
     }
     let (id, holder) = (&record.owner.device.id, record.owner.describe());
     calls::restored(format!("{id} was left behind by {holder}: restoring it"));
     let lock = records.locks.device(id)?;
     undo::end(record, records, lock, LeaseReturn::Later, node).map(drop)
-}
-
-fn is_on_host(record: &Record, node: &Node, host: &mut Socket) -> Result<bool> {
-    let function = record.owner.device.function(node)?;
-    Ok(locate::on_host(&record.owner, function.as_ref(), node, host)?.is_some())
 }
 
 /// Undoes an attachment that the runtime does not know any more, unless its pod lives or a call is
@@ -337,11 +324,16 @@ pub fn end(records: &Records, record: Record, node: &Node) -> Result<undo::Ended
     undo::end(record, records, claim, LeaseReturn::Now, node)
 }
 
-/// Ends attachments whose device had not come back and has by now, so that their addresses are
-/// free. Returns whether any did.
-pub fn missing_devices(records: &Records, node: &Node) -> Result<bool> {
+/// Ends attachments of pods that are gone, or cannot be seen, whose device has come back to the
+/// host, so that their addresses are free. Returns whether any did.
+pub fn returned_devices(records: &Records, node: &Node) -> Result<bool> {
+    let mut host = Socket::open()?;
     let mut is_any = false;
-    for record in records.all()?.0.into_iter().filter(Record::is_missing) {
+    for record in records.all()?.0 {
+        let is_unseen = matches!(record.owner.life()?, Life::Unknown(_));
+        if !record.is_missing() && !is_unseen {
+            continue;
+        }
         // Neither is waited for: this ADD holds a device.
         let Some(_lock) = records.locks.try_attachment(&record.owner.key())? else {
             continue;
@@ -349,9 +341,12 @@ pub fn missing_devices(records: &Records, node: &Node) -> Result<bool> {
         let Some(device) = records.locks.try_device(&record.owner.device.id)? else {
             continue;
         };
-        if record.owner.life()? == Life::Dead {
-            is_any |=
-                undo::end(record, records, device, LeaseReturn::Now, node)?.place != Place::Missing;
+        if matches!(
+            state::of(&record, node, &mut host)?,
+            State::Missing | State::OnHost
+        ) {
+            let ended = undo::end(record, records, device, LeaseReturn::Now, node)?;
+            is_any |= ended.place != Place::Missing;
         }
     }
     Ok(is_any)

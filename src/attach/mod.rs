@@ -131,7 +131,7 @@ impl Plugin for Attach {
     /// CRI-O sends one for every file in its directory, while Multus made the attachments. So what
     /// lives is kept.
     fn gc(&self, network: &Network, keep: &[Attachment]) -> Result<()> {
-        let node = started(Node::load()?, network);
+        let node = started(Node::load_lenient(), network);
         node.check_place(None)?;
         let ipam = Outline::of(network).ipam(&node.policy)?;
         let mut done = Vec::new();
@@ -143,6 +143,8 @@ impl Plugin for Attach {
             let lost = ours.filter(|record| !keep.contains(&record.owner.attachment()));
             done.extend(lost.map(|record| heal::end_unless_alive(&records, record, &node)));
             done.push(pending::retry_due(&records, &node));
+        } else {
+            done.push(node.confirm_nothing(None));
         }
         if let Some(name) = ipam {
             let ipam = Ipam::for_network(name, network, &network.stdin, &node);

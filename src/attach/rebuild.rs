@@ -95,18 +95,27 @@ pub fn or_rebuilt(
 
 /// Returns a device without a record from a living pod; its PCI address alone is known. On the host
 /// it gets its usual name, or else a free one. DEL needs this after /run was emptied, or after
-/// another plugin's ADD.
+/// another plugin's ADD. The path of the namespace may lead to another pod's by now: a device that
+/// is on record stays where it is.
 pub fn give_back_unrecorded(
     netns: &Netns,
     id: &DeviceId,
     ifname: &str,
+    records: Option<&Records>,
     node: &Node,
-) -> Result<bool> {
+) -> Result<()> {
     let mut pod = netns.run(Socket::open)?;
     let ours = |link: &Link| link.parent.as_deref() == Some(id.as_str());
     let Some(link) = link::by_name(&mut pod, ifname)?.filter(ours) else {
-        return Ok(false);
+        return Ok(());
     };
+    let _lock = records
+        .map(|records| records.locks.device(id.as_str()))
+        .transpose()?;
+    if let Some(holder) = records.map_or(Ok(None), |records| holder_of(id, records))? {
+        log::warn!("{} stays in the pod: {holder} has it", id.as_str());
+        return Ok(());
+    }
     let mut host = Socket::open()?;
     let usual = usual_name(id, &link, node)?;
     let is_free = usual != link.name && link::by_name(&mut host, &usual)?.is_none();
@@ -131,5 +140,15 @@ pub fn give_back_unrecorded(
         "{} was in the pod as {ifname} without a record: it is on the host as {name}",
         id.as_str()
     ));
-    Ok(true)
+    Ok(())
+}
+
+/// The attachment on record that has the device, for messages.
+fn holder_of(id: &DeviceId, records: &Records) -> Result<Option<String>> {
+    let (attached, _) = records.all()?;
+    let holder = attached.into_iter().find(|record| {
+        let device = &record.owner.device;
+        device.id == id.as_str() || device.pci_id.as_deref() == Some(id.as_str())
+    });
+    Ok(holder.map(|record| record.owner.describe()))
 }

@@ -12,6 +12,7 @@ use super::record::{Entry, Record, to_json};
 use super::steps::Kind as _;
 use super::steps::lease::IpamLease;
 use super::steps::moved::Move;
+use crate::fail;
 use crate::files::{Dir, name_part};
 use crate::node::Node;
 
@@ -120,19 +121,21 @@ impl Records {
     }
 
     /// The record of an attachment. A file that cannot be read, or that is about another
-    /// attachment, is replaced by the copy in the device's lock file; without a copy it counts as
-    /// missing.
+    /// attachment, is replaced by the copy in the device's lock file. Fails if there is no copy
+    /// either: a later version may have written it.
     pub fn find(&self, key: &Key) -> Result<Option<Record>> {
-        if let Some(record) = self.on_file(key)? {
-            return Ok(Some(record));
+        let on_file = self.on_file(key);
+        if matches!(on_file, Ok(Some(_))) {
+            return on_file;
         }
         let copy = self
             .copies()?
             .into_iter()
             .find(|copy| copy.owner.key() == *key);
-        if copy.is_some() {
-            log::warn!("the record of {key} is lost: using its copy");
+        if copy.is_none() {
+            return on_file;
         }
+        log::warn!("the record of {key} is lost: using its copy");
         Ok(copy)
     }
 
@@ -155,15 +158,26 @@ impl Records {
         key: &Key,
         names: impl Iterator<Item = &'n String>,
     ) -> Result<Option<Record>> {
+        let mut unreadable = None;
         for name in names {
-            match read(&self.records, name) {
+            let why = match read(&self.records, name) {
                 Ok(Some(record)) if record.owner.key() == *key => return Ok(Some(record)),
-                Ok(Some(record)) => log::warn!("{name} is the record of {}", record.owner.key()),
-                Ok(None) => (),
-                Err(error) => log::warn!("{error:#}"),
-            }
+                Ok(Some(record)) => format!("{name} is the record of {}", record.owner.key()),
+                Ok(None) => continue,
+                Err(error) => format!("{error:#}"),
+            };
+            log::warn!("{why}");
+            unreadable = Some((name, why));
         }
-        Ok(None)
+        match unreadable {
+            None => Ok(None),
+            Some((name, why)) => fail!(
+                Io,
+                "{why}: device and address of {key} stay as they are. If another version of \
+                 rail-cni wrote it, install that version again; if no pod has the device, \
+                 `railctl reap --forget {name}`"
+            ),
+        }
     }
 
     /// Lists the names of all records once: they have the key and the device of each.
@@ -248,18 +262,16 @@ impl Records {
         self.records.write(&file_name(record), &json)
     }
 
-    /// Removes the record, its copy where `device` is given, and the temporary files of a killed
-    /// ADD.
-    pub fn remove(&self, key: &Key, device: Option<&mut DeviceLock>) -> Result<()> {
-        let prefix = prefix(key);
-        let mut ours = Vec::new();
-        self.records.remove_half_written(&prefix, |name| {
-            if name.starts_with(&prefix) {
-                ours.push(name.to_owned());
-            }
-        })?;
-        ours.iter().try_for_each(|name| self.records.remove(name))?;
-        device.map_or(Ok(()), |device| device.set_copy(b""))
+    /// Removes the record, its copy, and the temporary files of a killed ADD.
+    pub fn remove(&self, record: &Record, device: &mut DeviceLock) -> Result<()> {
+        self.remove_half_written(&record.owner.key())?;
+        self.records.remove(&file_name(record))?;
+        device.set_copy(b"")
+    }
+
+    /// Removes the temporary files of a killed ADD.
+    pub fn remove_half_written(&self, key: &Key) -> Result<()> {
+        self.records.remove_half_written(&prefix(key), |_| ())
     }
 
     /// Removes a file that [`Records::all`] could not read. Only an operator may ask for that: a
@@ -290,10 +302,12 @@ impl Records {
             None => {
                 let name = pending.free_name(&on_file)?;
                 pending.write(&name, &json)?;
+                self.records.remove(&on_file)?;
                 name
             }
         };
-        self.remove(&record.owner.key(), Some(device))?;
+        self.remove_half_written(&record.owner.key())?;
+        device.set_copy(b"")?;
         Ok(Pending {
             name,
             record: record.clone(),

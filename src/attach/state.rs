@@ -19,7 +19,7 @@ pub enum State {
     /// The pod is alive, but its device is neither there nor on the host. The pod may have it in a
     /// namespace of its own.
     Elsewhere,
-    /// The pod is alive, but its device is on the host.
+    /// The device is on the host, and the pod is alive, or nothing shows that it is not.
     OnHost,
     /// The pod is gone without a DEL.
     Dead,
@@ -46,11 +46,18 @@ pub fn of(record: &Record, node: &Node, host: &mut Socket) -> Result<State> {
     match record.owner.life()? {
         Life::Dead if record.is_missing() => return Ok(State::Missing),
         Life::Dead => return Ok(State::Dead),
+        // What cannot be seen of the pod, its device can tell: it is not in two places.
+        Life::Unknown(_) if has_returned(record, node, host)? => return Ok(State::OnHost),
         Life::Unknown(why) => return Ok(State::Unknown(why)),
         Life::Alive if !record.is_attached() => return Ok(State::CutOff),
         Life::Alive => (),
     }
     in_living(record, node, host).or_else(|error| Ok(State::Unknown(format!("{error:#}"))))
+}
+
+fn has_returned(record: &Record, node: &Node, host: &mut Socket) -> Result<bool> {
+    let function = record.owner.device.function(node)?;
+    Ok(locate::on_host(&record.owner, function.as_ref(), node, host)?.is_some())
 }
 
 /// The same, of a pod that is alive and whose ADD came to its end.

@@ -72,7 +72,7 @@ pub fn end(
     drop(turn);
     log_left(&record, |step| step.failed().tries > 0);
     if !record.is_left() {
-        records.remove(&record.owner.key(), Some(&mut claim))?;
+        records.remove(&record, &mut claim)?;
         return Ok(Ended {
             record,
             place: cx.place,
@@ -86,7 +86,7 @@ pub fn end(
             if record.is_left() {
                 return Err(error);
             }
-            records.remove(&record.owner.key(), Some(&mut claim))?;
+            records.remove(&record, &mut claim)?;
             return Ok(Ended {
                 record,
                 place: cx.place,

@@ -136,9 +136,7 @@ impl Environment {
             ("VERSION", _) => Command::Version,
             _ => Command::Unknown(command),
         };
-        let path = var("CNI_PATH")
-            .map(|value| std::env::split_paths(&value).collect())
-            .unwrap_or_default();
+        let path = directories(var("CNI_PATH"));
         let args = Args::parse(&var("CNI_ARGS").unwrap_or_default().to_string_lossy());
         Ok(Some(Environment {
             command,
@@ -146,6 +144,16 @@ impl Environment {
             path,
         }))
     }
+}
+
+/// CNI_PATH of this process: where the runtime has its plugins now. Empty for a command without it.
+pub fn plugin_path() -> Vec<PathBuf> {
+    directories(std::env::var_os("CNI_PATH"))
+}
+
+fn directories(path: Option<OsString>) -> Vec<PathBuf> {
+    path.map(|path| std::env::split_paths(&path).collect())
+        .unwrap_or_default()
 }
 
 /// CNI_ARGS: `K=V;K2=V2`. Thin Multus writes every key twice, and empty values; the last one

@@ -22,7 +22,7 @@ use serde_json::{Map, Value, json};
 
 pub use args::{
     Args, Attachment, Command, Environment, check_ifname, find_plugin, is_identifier,
-    is_netdev_name,
+    is_netdev_name, plugin_path,
 };
 pub use build_id::is_of_this_build;
 pub use delegate::{Delegate, gave_nothing};

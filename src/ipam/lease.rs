@@ -296,7 +296,8 @@ pub struct Lease {
 impl Lease {
     /// Whether the holder lives. A reboot ends every namespace, and the kubelet prepares each claim
     /// again. Until then the lease of a claim ends with the claim, which has no namespace when it
-    /// is made. A namespace without a path may live on, kept by a process, with the device in it.
+    /// is made. A namespace without a path may live on, kept by a process: the device tells, and
+    /// without one the processes do.
     pub fn life(&self, node: &Node) -> Result<Life> {
         if self.boot_id != files::boot_id()? {
             return Ok(Life::Dead);
@@ -310,12 +311,13 @@ impl Lease {
             .netns
             .as_ref()
             .map_or_else(nothing, NetnsId::life);
-        if life == Life::Dead {
+        if life == Life::Dead && self.holder.device.is_some() {
             if let Some(device) = self.holder.device_away(node)? {
                 return Ok(Life::Unknown(format!(
                     "its device {device} has not returned: a process keeps its namespace (`lsns -t net`)"
                 )));
             }
+        } else if life == Life::Dead {
             match self.keeper() {
                 Ok(None) => (),
                 Ok(Some(Keeper { id, name, .. })) => {

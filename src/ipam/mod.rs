@@ -38,7 +38,11 @@ impl<'n> Ipam<'n> {
 
     /// The node. A process of its own reads it, starts the log, and gives up what no call of
     /// rail-ipam does.
-    fn started(&self, load: fn() -> Result<Node>, network: &Network) -> Result<Cow<'n, Node>> {
+    fn started(
+        &self,
+        load: impl FnOnce() -> Result<Node>,
+        network: &Network,
+    ) -> Result<Cow<'n, Node>> {
         if let Some(node) = self.caller {
             return Ok(Cow::Borrowed(node));
         }
@@ -113,7 +117,7 @@ impl Plugin for Ipam<'_> {
     /// there is no lease, the run directory must be the host's: success elsewhere would leave the
     /// lease without an owner.
     fn del(&self, network: &Network, attachment: &Attachment, netns: Option<&Path>) -> Result<()> {
-        let node = self.started(Node::load_lenient, network)?;
+        let node = self.started(|| Ok(Node::load_lenient()), network)?;
         let mut held_any = lease::release(&node, &network.name, attachment)?;
         if let Some(netns) = netns.filter(|_| !held_any) {
             held_any = lease::release_rebuilt(&node, netns, &attachment.ifname)?;
@@ -122,7 +126,7 @@ impl Plugin for Ipam<'_> {
             return Ok(());
         }
         log::info!("the attachment holds no lease");
-        node.check_place(netns)
+        node.confirm_nothing(netns)
     }
 
     fn check(
@@ -161,7 +165,10 @@ impl Plugin for Ipam<'_> {
     }
 
     fn gc(&self, network: &Network, keep: &[Attachment]) -> Result<()> {
-        let node = self.started(Node::load, network)?;
+        let node = self.started(|| Ok(Node::load_lenient()), network)?;
+        if node.existing_run(emptied::FOLDER)?.is_none() {
+            return node.confirm_nothing(None);
+        }
         node.check_place(None)?;
         let keep: HashSet<String> = keep
             .iter()

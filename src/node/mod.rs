@@ -63,6 +63,9 @@ pub struct Node {
     pub confine: bool,
     /// What networks may do on this node.
     pub policy: Policy,
+    /// Why `run_dir` may be another than node.json says, if that cannot be read.
+    #[serde(skip)]
+    doubt: Option<String>,
 }
 
 /// The largest number of a rail. Each has a routing table of its own, which must not be one of the
@@ -158,6 +161,7 @@ impl Default for Node {
             call_timeout: watchdog::LIMIT.as_secs().try_into().unwrap_or(u16::MAX),
             confine: true,
             policy: Policy::default(),
+            doubt: None,
         }
     }
 }
@@ -173,34 +177,52 @@ impl Node {
         whole(&path, members)
     }
 
-    /// Reads node.json for DEL, which must work whatever the file contains: an invalid key counts
-    /// as absent. Only `runDir` must be valid, because a DEL that looked for the record elsewhere
-    /// would find nothing and succeed.
-    pub fn load_lenient() -> Result<Node> {
+    /// Reads node.json for what ends attachments, which must work whatever the file contains: an
+    /// invalid key counts as absent, and all keys do if the file cannot be read. A search in the run
+    /// directory that finds nothing is followed by [`Node::confirm_nothing`].
+    pub fn load_lenient() -> Node {
         let path = path();
-        let Some(members) = read(&path)? else {
-            return Ok(Node::default());
+        let members = match read(&path) {
+            Ok(Some(members)) => members,
+            Ok(None) => return Node::default(),
+            Err(error) => return Node::in_doubt(&error),
         };
         let object = members.object.clone();
-        whole(&path, members).or_else(|error| {
+        whole(&path, members).unwrap_or_else(|error| {
             log::warn!("{error:#}");
-            let alone = |key: &String, value: &Value| {
-                let object = Map::from_iter([(key.clone(), value.clone())]);
-                parse(&path, &Value::Object(object))
-            };
-            if let Some((key, value)) = object.get_key_value("runDir") {
-                alone(key, value)?;
-            }
-            let good = object
-                .iter()
-                .filter(|(key, value)| alone(key, value).is_ok());
-            parse(
-                &path,
-                &good
-                    .map(|(key, value)| (key.clone(), value.clone()))
-                    .collect(),
-            )
+            Node::of_valid_keys(&path, &object)
         })
+    }
+
+    fn of_valid_keys(path: &Path, object: &Map<String, Value>) -> Node {
+        let mut valid = Map::new();
+        let mut run_dir_error = None;
+        for (key, value) in object {
+            let alone = Map::from_iter([(key.clone(), value.clone())]);
+            match parse(path, &Value::Object(alone)) {
+                Ok(_) => drop(valid.insert(key.clone(), value.clone())),
+                Err(error) if key == "runDir" => run_dir_error = Some(error),
+                Err(_) => (),
+            }
+        }
+        let node =
+            parse(path, &Value::Object(valid)).unwrap_or_else(|error| Node::in_doubt(&error));
+        match run_dir_error {
+            Some(error) => Node {
+                doubt: Some(format!("{error:#}")),
+                ..node
+            },
+            None => node,
+        }
+    }
+
+    /// The defaults in place of a file that cannot be read.
+    fn in_doubt(error: &anyhow::Error) -> Node {
+        log::warn!("{error:#}: using the default directories");
+        Node {
+            doubt: Some(format!("{error:#}")),
+            ..Node::default()
+        }
     }
 
     /// Parses the text of a node.json, called `path` in messages: for programs that write one.

@@ -39,6 +39,20 @@ impl Node {
         })
     }
 
+    /// Fails if a search that found nothing may have looked in the wrong run directory: that of a
+    /// container, or the default one in place of the one that an unreadable node.json names.
+    pub fn confirm_nothing(&self, netns: Option<&Path>) -> Result<()> {
+        if let Some(doubt) = &self.doubt {
+            fail!(
+                InvalidConfig,
+                "{doubt}: nothing is in the default run directory, {}, and node.json may name \
+                 another: correct it",
+                self.run_dir.display()
+            );
+        }
+        self.check_place(netns)
+    }
+
     fn check_directory(&self, nearest: &Path, netns: Option<&Path>) -> Result<()> {
         let (run_dir, shown) = (self.run_dir.display(), nearest.display());
         let look = || format!("cannot look at {shown}");

@@ -843,6 +843,61 @@ fn del_gives_back_although_node_json_is_wrong() {
     }
 }
 
+/// A file that was truncated or lost, where the default directories are in use: attachments end by
+/// what is there. Elsewhere a DEL that finds nothing cannot know that nothing is left.
+#[test]
+fn attachments_end_although_node_json_cannot_be_read() {
+    let Some(host) = Host::new("badinput::broken_node_json") else {
+        return;
+    };
+    host.add_rail(0);
+    let (file, custom) = (host.path("node.json"), host.path("run"));
+    host.set_node(json!({"sysfsRoot": "/sys", "runDir": "/run/rail-cni"}));
+    let defaults = fs::read_to_string(&file).unwrap();
+    let before = host.snapshot();
+    let pod = host.add_netns("pod");
+    let call = |verb: &str| host.call(verb, "c1", &pod);
+    let broken = ["", "{", &defaults[..30], r#"{"runDir": 7}"#];
+    for broken in broken {
+        println!("{broken}");
+        for is_ipam in [false, true] {
+            let call = |verb: &str| {
+                if is_ipam {
+                    call(verb).ipam()
+                } else {
+                    call(verb)
+                }
+            };
+            fs::write(&file, &defaults).unwrap();
+            call("ADD").run(&rail(0)).ok();
+            fs::write(&file, broken).unwrap();
+            call("DEL").run(&rail(0)).ok();
+            let msg = call("DEL").run(&rail(0)).error(7)["msg"].to_string();
+            assert!(
+                msg.contains("node.json") && msg.contains("/run/rail-cni"),
+                "{msg}"
+            );
+            assert_eq!(host.snapshot(), before);
+        }
+    }
+    for verb in ["GC", "reap"] {
+        println!("{verb}");
+        let pod = host.add_netns(verb);
+        fs::write(&file, &defaults).unwrap();
+        host.cni("ADD", "c2", &pod, &rail(0)).ok();
+        host.hand_back(&pod, "net1");
+        fs::write(&file, "{").unwrap();
+        let gc = with(rail(0), json!({"cni.dev/valid-attachments": []}));
+        match verb {
+            "GC" => call("GC").var("CNI_NETNS", "").run(&gc).ok(),
+            _ => call("").args(&["reap"]).run(&Value::Null).ok(),
+        };
+        assert_eq!(host.snapshot(), before);
+    }
+    assert!(!custom.exists());
+    fs::remove_dir_all("/run/rail-cni").unwrap();
+}
+
 // Anything.
 
 const PROGRAMS: [&str; 2] = ["rail-cni", "rail-ipam"];

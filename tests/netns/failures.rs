@@ -900,6 +900,14 @@ fn damages() -> Vec<(&'static str, Damage)> {
     ]
 }
 
+/// A later version wrote it.
+const LATER_VERSION: (&str, Damage) = ("later", |path, _| {
+    let now = fs::read_to_string(path).unwrap();
+    let later = now.replace(r#""version":2,"#, r#""version":3,"#);
+    assert_ne!(now, later);
+    fs::write(path, later).unwrap();
+});
+
 /// A second rail that is attached all the time: its record is the other one, and must not be
 /// touched.
 fn add_other_rail(rig: &Rig) -> PathBuf {
@@ -940,42 +948,59 @@ fn del_needs_no_readable_record() {
     }
 }
 
-/// Without the copy, too, nothing tells where the device came from. DEL succeeds, gives the address
-/// back and takes the file away; the device stays where it is until the pod ends.
+/// Without the copy, too, nothing tells where the device came from, and another version may know
+/// what the file says: DEL fails, and record, lease and device stay.
 #[test]
-fn del_without_record_and_copy_gives_the_address_back() {
-    let Some(rig) = Rig::new("no_copy") else {
+fn del_without_a_readable_record_keeps_everything() {
+    let Some(mut rig) = Rig::new("no_copy") else {
         return;
     };
     let other = add_other_rail(&rig);
     let content = fs::read(&other).unwrap();
-    for (what, damage) in damages() {
+    let damages = damages().into_iter().filter(|(what, _)| *what != "gone");
+    for (what, damage) in damages.chain([LATER_VERSION]) {
         println!("{what}");
         rig.add().ok();
-        let record = rig
-            .host
-            .records()
-            .into_iter()
-            .find(|path| *path != other)
-            .unwrap();
+        let mut records = rig.host.records().into_iter();
+        let record = records.find(|path| *path != other).unwrap();
+        let lock = rig.host.path("run/locks/device-vf0");
+        let good = (fs::read(&record).unwrap(), fs::read(&lock).unwrap());
         damage(&record, &other);
-        fs::write(rig.host.path("run/locks/device-vf0"), "").unwrap();
-        rig.del().ok();
-        assert_eq!(rig.host.records(), std::slice::from_ref(&other), "{what}");
-        assert_eq!(rig.host.leases().len(), 1, "{what}");
+        fs::write(&lock, "").unwrap();
+        let before = rig.host.snapshot();
+        let msg = rig.del().error(5)["msg"].to_string();
+        let remedy = "`railctl reap --forget c1:net1:vf0.json`";
+        assert!(msg.contains(remedy), "{what}: {msg}");
+        let gc = with(rig.config.clone(), json!({"cni.dev/valid-attachments": []}));
+        rig.call("GC", 0).run(&gc).ok();
+        assert_eq!(rig.host.snapshot(), before, "{what}");
+        assert_eq!(rig.host.leases().len(), 2, "{what}");
+        assert_eq!(rig.links(0), ["lo", "net1"], "{what}");
         other_rail_is_well(&rig, &other, &content);
-        // What the end of the pod does.
-        let here = format!(
-            "/proc/{}/task/{}/ns/net",
-            std::process::id(),
-            nix::unistd::gettid()
-        );
-        rig.host.ip_in(&rig.pods[0], "rule del from 172.16.0.0");
-        rig.host.ip_in(
-            &rig.pods[0],
-            &format!("link set net1 netns {here} name vf0"),
-        );
+        // Another pod does not get the address.
+        rig.call("ADD", 1).ipam().run(&rig.config).error(11);
+        fs::remove_file(&record).unwrap();
+        fs::write(&record, good.0).unwrap();
+        fs::write(&lock, good.1).unwrap();
+        rig.del().ok();
     }
+    rig.host.cni("DEL", "c2", &rig.pods[1], &rail(1)).ok();
+    rig.before = rig.host.snapshot();
+    rig.is_usable();
+}
+
+/// A record that was removed by hand, with its copy: DEL gives the address back; the device stays
+/// where it is until the pod ends.
+#[test]
+fn del_without_record_and_copy_gives_the_address_back() {
+    let Some(rig) = Rig::new("no_record") else {
+        return;
+    };
+    rig.add().ok();
+    fs::remove_file(rig.record()).unwrap();
+    fs::write(rig.host.path("run/locks/device-vf0"), "").unwrap();
+    rig.del().ok();
+    assert_eq!(rig.host.leases().len(), 0);
 }
 
 /// Somebody's mistake, which is told, and costs no more than another DEL.
@@ -990,7 +1015,7 @@ fn a_folder_in_the_place_of_a_record_is_named() {
     fs::create_dir(&record).unwrap();
     let msg = rig.del().error(5)["msg"].to_string();
     assert!(msg.contains(record.to_str().unwrap()), "{msg}");
-    rig.is_as_before();
+    assert_eq!(rig.links(0), ["lo"]);
     fs::remove_dir(&record).unwrap();
     rig.del().ok();
     rig.is_usable();
@@ -1187,6 +1212,48 @@ fn a_damaged_lease_is_kept_until_its_holder_gives_it_back() {
         .ok();
     rig.before = rig.host.snapshot();
     rig.is_usable();
+}
+
+/// An upgrade of the runtime moves its plugins: DEL finds the IPAM in the CNI_PATH of today.
+#[test]
+fn del_finds_the_ipam_where_the_runtime_has_it_now() {
+    let Some(rig) = Rig::new("moved_plugins") else {
+        return;
+    };
+    let (then, now) = (rig.host.path("then"), rig.host.path("now"));
+    let log = rig.host.path("log");
+    let script = format!("echo $CNI_COMMAND >>{}", log.display());
+    let answer = r#"[ $CNI_COMMAND != ADD ] || echo '{"cniVersion": "1.0.0", "ips": [{"address": "172.16.0.0/31"}]}'"#;
+    rig.host
+        .add_plugin("static", &format!("{script}; {answer}"));
+    fs::rename(rig.host.path("bin"), &then).unwrap();
+    let config = with(
+        rig.config.clone(),
+        json!({"cniVersion": "1.0.0", "ipam": {"type": "static"}}),
+    );
+    let call = |verb: &str, path: &Path| {
+        let call = rig.call(verb, 0).var("CNI_PATH", path.to_str().unwrap());
+        call.run(&config).ok()
+    };
+    call("ADD", &then);
+    fs::rename(&then, &now).unwrap();
+    call("DEL", &now);
+    assert_eq!(fs::read_to_string(&log).unwrap(), "ADD\nDEL\n");
+    assert!(rig.host.pending().is_empty());
+    // Without either, the pending step names both.
+    call("ADD", &now);
+    fs::rename(&now, &then).unwrap();
+    let gone = rig.host.path("gone");
+    call("DEL", &gone);
+    let pending = rig.host.only_pending().to_string();
+    let (now, gone) = (now.to_str().unwrap(), gone.to_str().unwrap());
+    assert!(pending.contains(&format!("[{now}, {gone}]")), "{pending}");
+    let reap = rig.call("", 0).args(&["reap"]);
+    rig.host.make_due();
+    reap.var("CNI_PATH", then.to_str().unwrap())
+        .run(&Value::Null)
+        .ok();
+    assert!(rig.host.pending().is_empty());
 }
 
 // Devices and names.

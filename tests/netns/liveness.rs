@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::harness::{Call, Host, Ran, Sleeper, skip, vf_address, with};
+use crate::harness::{Call, Host, Ran, Sleeper, rail, skip, vf_address, with};
 
 /// A node with one address, which the pod `old` holds.
 struct Held {
@@ -259,4 +259,62 @@ fn an_address_is_free_once_the_next_pod_has_the_device() {
     )
     .unwrap();
     held.call("ADD", "third").run(&network()).ok();
+}
+
+/// A runtime unmounted the namespace and left its file, or somebody made /run/netns anew: nothing
+/// shows whether the pod is alive, but its device is home, and cannot answer for the address.
+#[test]
+fn an_address_is_free_once_its_device_is_home() {
+    for next in ["another device", "the same device", "reap", "GC"] {
+        println!("{next}");
+        let Some(host) = Host::new("liveness::home") else {
+            return;
+        };
+        host.add_rail(0);
+        host.ip("link add vf9 type veth peer name leaf9");
+        let (old, new) = (host.add_netns("old"), host.add_netns("new"));
+        host.cni("ADD", "old", &old, &rail(0)).ok();
+        host.hand_back(&old, "net1");
+        fs::write(&old, "").unwrap();
+        let other = with(rail(0), json!({"device": "vf9"}));
+        match next {
+            "another device" => host.cni("ADD", "new", &new, &other).ok(),
+            "the same device" => host.cni("ADD", "new", &new, &rail(0)).ok(),
+            "reap" => host
+                .call("", "", &new)
+                .args(&["reap"])
+                .run(&Value::Null)
+                .ok(),
+            _ => {
+                let gc = with(rail(0), json!({"cni.dev/valid-attachments": []}));
+                host.call("GC", "", &new).var("CNI_NETNS", "").run(&gc).ok()
+            }
+        };
+        let held = usize::from(next.ends_with("device"));
+        assert_eq!(host.leases().len(), held, "{next}");
+        assert_eq!(host.records().len(), held, "{next}");
+        fs::remove_file(&old).unwrap();
+    }
+}
+
+/// The same file, while a process keeps the namespace with the device in it.
+#[test]
+fn an_address_is_held_while_its_device_is_away() {
+    let Some(host) = Host::new("liveness::kept") else {
+        return;
+    };
+    host.add_rail(0);
+    host.ip("link add vf9 type veth peer name leaf9");
+    let (old, new) = (host.add_netns("old"), host.add_netns("new"));
+    host.cni("ADD", "old", &old, &rail(0)).ok();
+    let process = Sleeper::new(Some(&old));
+    host.delete_netns(&old);
+    fs::write(&old, "").unwrap();
+    let other = with(rail(0), json!({"device": "vf9"}));
+    host.cni("ADD", "new", &new, &other).error(11);
+    host.call("", "", &new).args(&["reap"]).run(&Value::Null);
+    assert_eq!(host.leases().len(), 1);
+    assert_eq!(host.records().len(), 1);
+    fs::remove_file(&old).unwrap();
+    drop(process);
 }

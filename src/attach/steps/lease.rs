@@ -11,7 +11,7 @@ use crate::attach::ipam::Ipam;
 use crate::attach::ipam::PATIENCE;
 use crate::attach::owner::Owner;
 use crate::attach::step::{Asked, Step, UndoneAt};
-use crate::cni::{Args, Command};
+use crate::cni::{Args, Command, plugin_path};
 use crate::netns::Life;
 use crate::node::Node;
 
@@ -81,13 +81,14 @@ impl IpamLease {
     fn delete(&self, owner: &Owner, node: &Node, patience: Duration) -> Result<()> {
         let netns = (owner.life()? == Life::Alive).then(|| owner.netns.path.clone());
         let args = Args::parse(&self.args);
-        let ipam = Ipam::find(
-            &self.r#type,
-            &self.path,
-            &args,
-            self.config.as_bytes(),
-            node,
-        )?;
+        // An upgrade of the runtime may have moved its plugins since ADD.
+        let mut path = self.path.clone();
+        path.extend(
+            plugin_path()
+                .into_iter()
+                .filter(|dir| !self.path.contains(dir)),
+        );
+        let ipam = Ipam::find(&self.r#type, &path, &args, self.config.as_bytes(), node)?;
         ipam.run_within(&Command::Del(owner.attachment(), netns), patience)
     }
 }

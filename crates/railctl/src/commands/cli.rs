@@ -28,9 +28,9 @@ use super::reap::{ReapArgs, reap};
 use super::refused;
 use super::release::{ReleaseArgs, release};
 use super::root;
-use super::start;
 use super::status::{status, status_page};
 use super::vfs::{VfsArgs, vfs};
+use super::{start, start_lenient};
 use crate::output::{self, Output, PROGRAM};
 
 const PLAN_HELP: &str = "Everything is checked first; if anything is wrong, nothing is written. The exit status is 0 if \
@@ -343,7 +343,9 @@ impl Command {
             Command::Devices => look().and_then(|node| devices(&node, output)),
             Command::Vfs(args) => start("vfs").and_then(|node| vfs(&node, &args, output)),
             Command::Lint(args) => lint(&args.files, args.fix, output),
-            Command::Reap(args) => start("reap").and_then(|node| reap(&node, &args, output)),
+            Command::Reap(args) => {
+                start_lenient("reap").and_then(|node| reap(&node, &args, output))
+            }
             Command::Import(args) => refused::told(
                 start("import").and_then(|node| import(&node, &args, output)),
                 output,

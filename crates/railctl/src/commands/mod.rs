@@ -44,8 +44,17 @@ use crate::output::PROGRAM;
 /// runtime's call; the command as a whole has no limit, because it may have a whole node to clean
 /// up.
 fn start(command: &str) -> Result<Node> {
+    start_on(command, Node::load)
+}
+
+/// The same for a command that ends attachments, which must work whatever node.json contains.
+fn start_lenient(command: &str) -> Result<Node> {
+    start_on(command, || Ok(Node::load_lenient()))
+}
+
+fn start_on(command: &str, load: impl FnOnce() -> Result<Node>) -> Result<Node> {
     rail_cni::log::describe_command(PROGRAM, command);
-    let node = Node::load()?;
+    let node = load()?;
     watchdog::allow(node.call_timeout());
     Ok(node)
 }

@@ -76,6 +76,7 @@ pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
     node.check_place(None)?;
     let mut reaped = Reaped::default();
     if args.rebuild {
+        node.confirm_nothing(None)?;
         rebuild(args, node, &mut reaped)?;
     }
     let mut unknown = args.which.clone();
@@ -98,6 +99,8 @@ pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
                 reaped.unreadable.push(name);
             }
         }
+    } else {
+        node.confirm_nothing(None)?;
     }
     for which in unknown {
         let known = "WHICH is a container ID, NAMESPACE/POD, the id of a device, or the file of a damaged record";

@@ -41,7 +41,7 @@ pub fn configuration(found: &mut Findings) -> Node {
                 format!("{error:#}"),
                 "correct it: until then every ADD is refused",
             ));
-            return Node::load_lenient().unwrap_or_default();
+            return Node::load_lenient();
         }
     };
     if !path.exists() {
