@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use ipnet::IpNet;
 use log::LevelFilter;
+use nix::sys::statfs::statfs;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
@@ -261,17 +262,27 @@ impl Node {
         }
     }
 
-    /// Fails if the run directory could not be written. Checks the nearest directory that exists,
-    /// and makes none.
+    /// Fails if no file could be made in the run directory. Checks the nearest directory that
+    /// exists, and makes none.
     pub fn run_is_writable(&self) -> Result<()> {
         let there = self
             .run_dir
             .ancestors()
             .find(|path| path.exists())
             .unwrap_or(Path::new("/"));
-        Dir::open(there)
-            .with_context(|| format!("cannot open {}", there.display()))?
-            .writable()
+        let look = || format!("cannot open {}", there.display());
+        Dir::open(there).with_context(look)?.writable()?;
+        let fs = statfs(there).with_context(look)?;
+        // File systems without a fixed number of files report 0 of 0.
+        if fs.blocks_free() == 0 || (fs.files() > 0 && fs.files_free() == 0) {
+            let run = self.run_dir.display();
+            let there = there.display();
+            fail!(
+                Io,
+                "the file system of {run} is full: `df {there}` and `df -i {there}` show what is used"
+            );
+        }
+        Ok(())
     }
 
     /// The time limit of a runtime's call, and of a command that changes nothing.

@@ -288,29 +288,10 @@ pub fn directories(node: &Node, found: &mut Findings) {
         found.add(Check::fail(
             "run",
             format!("{error:#}"),
-            "make it writable: until then every ADD is refused",
+            "make it writable, or make room: until then every ADD is refused",
         ));
     }
     let nearest = run.ancestors().find(|path| path.exists());
-    if let Some(there) = nearest {
-        if let Ok(fs) = statfs(there) {
-            // File systems without a fixed number of files report 0 of 0.
-            if fs.blocks_available() == 0 || (fs.files() > 0 && fs.files_free() == 0) {
-                let text = format!(
-                    "the file system of {} is full: every ADD is refused",
-                    run.display()
-                );
-                found.add(Check::fail(
-                    "run",
-                    text,
-                    format!(
-                        "make room: `df {0}` and `df -i {0}` show what is used",
-                        there.display()
-                    ),
-                ));
-            }
-        }
-    }
     if let Some(there) = nearest {
         if statfs(there).is_ok_and(|fs| fs.filesystem_type() != TMPFS_MAGIC) {
             let text = format!(
