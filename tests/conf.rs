@@ -1181,7 +1181,7 @@ fn the_waits_are_those_of_the_code() {
     let of_driver = time("src/watchdog.rs", "MOST_FOR_A_PART");
     let of_others = time(probe, "PATIENCE_WITH_OTHERS");
     let by_key = |key: &str| format!("`{key}`");
-    let of_pool = time("src/ipam/lease.rs", "PATIENCE");
+    let of_pool = time("src/ipam/table.rs", "PATIENCE");
     assert_eq!(of_pool, time("src/ipam/emptied.rs", "PATIENCE"));
     let waits = [
         ("the same attachment or device", time(record, "PATIENCE")),

@@ -46,7 +46,7 @@ pub fn of(record: &Record, node: &Node, host: &mut Socket) -> Result<State> {
     match record.owner.life()? {
         Life::Dead if record.is_missing() => return Ok(State::Missing),
         Life::Dead => return Ok(State::Dead),
-        // What cannot be seen of the pod, its device can tell: it is not in two places.
+        // The device is not in two places, whatever hides the pod.
         Life::Unknown(_) if has_returned(record, node, host)? => return Ok(State::OnHost),
         Life::Unknown(why) => return Ok(State::Unknown(why)),
         Life::Alive if !record.is_attached() => return Ok(State::CutOff),

@@ -8,7 +8,8 @@ use std::net::IpAddr;
 
 use anyhow::Result;
 
-use super::lease::{self, Ask, Claim, Folder, Holder};
+use super::lease::{self, Ask, Claim, Holder};
+use super::{assign, table};
 use crate::cni::Attachment;
 use crate::node::{Judged, Node};
 use crate::pool::store::{self, Store};
@@ -57,28 +58,17 @@ pub fn take(node: &Node, request: Request) -> Result<Given> {
             .filter_map(|pool| all.get(pool).cloned())
             .collect();
         let asks = Ask::all(pools.clone(), planned, &request.requested)?;
-        let is_held = |pool: &String| -> Result<bool> {
-            let folder = Folder::existing(node, &node_name, pool)?;
-            Ok(folder
-                .map(|folder| folder.held_by(lease::OF_CLAIMS, &request.device))
-                .transpose()?
-                .flatten()
-                .is_some())
-        };
+        let held = table::held_by(node, lease::OF_CLAIMS, &request.device)?;
+        let is_held = |pool: &String| held.iter().any(|lease| lease.pool == *pool);
         // A claim that is prepared again may be that of a running pod, which has the device.
-        let is_new = pools
-            .iter()
-            .map(is_held)
-            .collect::<Result<Vec<_>>>()?
-            .contains(&false);
-        if is_new {
+        if !pools.iter().all(is_held) {
             store::refuse_closed(node, &node_name)?;
             if let Some(why) = request.claim.is_away(node)? {
                 fail!(TryAgain, "{why}");
             }
         }
         let is_current = || Ok(allocations(node, &node_name, &request.pools, rail)? == all);
-        if let Some(addresses) = lease::take(node, &node_name, &asks, &holder, is_current)? {
+        if let Some(addresses) = assign::take(node, &node_name, &asks, &holder, is_current)? {
             break (all, pools, asks, addresses);
         }
     };
@@ -110,18 +100,13 @@ pub fn take(node: &Node, request: Request) -> Result<Given> {
 /// device in a pod for lost meanwhile.
 pub fn devices(node: &Node) -> Result<HashSet<String>> {
     let mut devices = HashSet::new();
-    lease::for_each_folder(node, |folder| {
-        for entry in folder.entries()? {
-            // `doctor` and `railctl leases` report a lease that cannot be read.
-            let Ok(Some(lease)) = folder.read(&entry) else {
-                continue;
-            };
-            if !lease.is_dead(node)? {
-                devices.extend(lease.holder.claim.map(|claim| claim.function));
-            }
+    for (_, lease) in table::read_all(node)? {
+        // `doctor` and `railctl leases` report a lease that cannot be read.
+        let Ok(lease) = lease else { continue };
+        if !lease.is_dead(node)? {
+            devices.extend(lease.holder.claim.map(|claim| claim.function));
         }
-        Ok(())
-    })?;
+    }
     Ok(devices)
 }
 

@@ -6,36 +6,37 @@
 //! use, and disappears with whatever empties it. The other is beside the run directory, and stays
 //! until the next boot. After a boot there is neither mark and no pod.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
+use super::lease::{Holder, Lease};
+use super::migrate::migrate;
+use super::names::{BEGUN, BEGUN_LOCK, FOLDER};
 use crate::fail;
 use crate::files::{self, Dir, Lock};
+use crate::netns::NetnsId;
 use crate::node::Node;
 
-/// The directory of leases in the run directory.
-pub const FOLDER: &str = "leases";
-/// A directory in that of leases, which 0.1.0 takes for a node without pools. No name of a node
-/// begins with `_`, and the `*` of a shell matches it.
-pub const BEGUN: &str = "_begun";
-const LOCK: &str = "begun.lock";
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Notes the first use of this boot, before a lease is chosen. Fails if the run directory was
-/// emptied.
-pub fn begin(node: &Node) -> Result<()> {
+/// Opens the directory of leases, and notes its first use of this boot, before a lease is chosen.
+/// Fails if the run directory was emptied.
+pub fn begin(node: &Node) -> Result<Dir> {
     let run = Dir::create(&node.run_dir)?;
     let leases = run.create_sub(FOLDER)?;
+    migrate(&run, &leases)?;
     if leases.sub(BEGUN)?.is_some() {
-        return Ok(());
+        return Ok(leases);
     }
     // The first calls of a boot come together.
-    let _lock = run.lock(LOCK, PATIENCE)?;
+    let _lock = run.lock(BEGUN_LOCK, PATIENCE)?;
     refuse(node)?;
     mark_used(&node.run_dir)?;
-    leases.create_sub(BEGUN).map(drop)
+    leases.create_sub(BEGUN)?;
+    Ok(leases)
 }
 
 /// Fails if the run directory was emptied.
@@ -59,6 +60,17 @@ pub fn is_emptied(node: &Node) -> Result<bool> {
     Ok(!is_begun && was_used(&node.run_dir)?)
 }
 
+/// An address that was found in a pod whose lease is gone.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The address.
+    pub address: IpAddr,
+    /// The name of the interface.
+    pub ifname: String,
+    /// Its namespace.
+    pub netns: NetnsId,
+}
+
 /// An emptied run directory whose leases are being rebuilt.
 #[derive(Debug)]
 pub struct Rebuilding {
@@ -70,9 +82,21 @@ impl Rebuilding {
     /// Begins, unless the directory was not emptied, or another process has rebuilt it.
     pub fn begin(node: &Node) -> Result<Option<Rebuilding>> {
         let run = Dir::create(&node.run_dir)?;
-        let _lock = run.lock(LOCK, PATIENCE)?;
         let leases = run.create_sub(FOLDER)?;
+        migrate(&run, &leases)?;
+        let _lock = run.lock(BEGUN_LOCK, PATIENCE)?;
         Ok(is_emptied(node)?.then_some(Rebuilding { leases, _lock }))
+    }
+
+    /// Makes leases of addresses that were found.
+    pub fn lease(&self, found: &[Found]) -> Result<()> {
+        for one in found {
+            let holder = Holder::rebuilt(&one.netns, &one.ifname);
+            let lease = Lease::new(holder, one.address, "", "")?;
+            let content = serde_json::to_vec(&lease)?;
+            self.leases.write(&lease.file_name(), &content)?;
+        }
+        Ok(())
     }
 
     /// Every address in use has a lease: ADD may give others.

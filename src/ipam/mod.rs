@@ -2,10 +2,15 @@
 //! which was planned with the fabric. An attachment holds one address of it, its lease. rail-ipam
 //! never invents an address, because the switch is already configured.
 
+pub mod assign;
 pub mod claim;
 pub mod config;
 pub mod emptied;
 pub mod lease;
+mod life;
+mod migrate;
+pub mod names;
+pub mod table;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -21,7 +26,7 @@ use crate::pool::{Allocation, node_name};
 use crate::{confine, fail, failure};
 
 use config::Config;
-use lease::{Ask, Folder, Holder};
+use lease::{Ask, Holder, Lease};
 
 /// The IPAM plugin.
 #[derive(Debug, Default)]
@@ -86,7 +91,7 @@ impl Plugin for Ipam<'_> {
             config.refuse_closed(&node, &node_name)?;
             let is_current = || config.is_current(&node, &node_name, &planned);
             // Each further turn means that another plan was written just now.
-            if let Some(addresses) = lease::take(&node, &node_name, &asks, &holder, is_current)? {
+            if let Some(addresses) = assign::take(&node, &node_name, &asks, &holder, is_current)? {
                 break (asks, addresses);
             }
         };
@@ -118,9 +123,9 @@ impl Plugin for Ipam<'_> {
     /// lease without an owner.
     fn del(&self, network: &Network, attachment: &Attachment, netns: Option<&Path>) -> Result<()> {
         let node = self.started(|| Ok(Node::load_lenient()), network)?;
-        let mut held_any = lease::release(&node, &network.name, attachment)?;
+        let mut held_any = assign::release(&node, &network.name, attachment)?;
         if let Some(netns) = netns.filter(|_| !held_any) {
-            held_any = lease::release_rebuilt(&node, netns, &attachment.ifname)?;
+            held_any = assign::release_rebuilt(&node, netns, &attachment.ifname)?;
         }
         if held_any {
             return Ok(());
@@ -141,12 +146,12 @@ impl Plugin for Ipam<'_> {
         let config = self.parse(network)?;
         let node_name = node_name(&node)?;
         let mut differences = Vec::new();
+        let leases = table::held_by(&node, &network.name, attachment)?;
         for (pool, allocation) in &config.allocations(&node, &node_name)? {
-            let held = match Folder::existing(&node, &node_name, pool)? {
-                Some(folder) => folder.held_by(&network.name, attachment)?,
-                None => None,
-            };
-            match held {
+            // The pool may have another name by now.
+            let of_pool = leases.iter().find(|lease| lease.pool == *pool);
+            let in_prefix = |lease: &&Lease| allocation.prefix.contains(&lease.address);
+            match of_pool.or_else(|| leases.iter().find(in_prefix)) {
                 None => differences.push(format!("pool {pool}: {attachment} has no lease")),
                 Some(lease) => compare(pool, lease.address, allocation, previous, &mut differences),
             }
@@ -166,15 +171,15 @@ impl Plugin for Ipam<'_> {
 
     fn gc(&self, network: &Network, keep: &[Attachment]) -> Result<()> {
         let node = self.started(|| Ok(Node::load_lenient()), network)?;
-        if node.existing_run(emptied::FOLDER)?.is_none() {
+        if node.existing_run(names::FOLDER)?.is_none() {
             return node.confirm_nothing(None);
         }
         node.check_place(None)?;
         let keep: HashSet<String> = keep
             .iter()
-            .map(|one| lease::key(&network.name, one))
+            .map(|one| names::key(&network.name, one))
             .collect();
-        lease::collect(&node, &network.name, &keep)
+        assign::collect(&node, &network.name, &keep)
     }
 }
 
@@ -259,12 +264,11 @@ fn serves(node: &Node, config: &Config) -> Result<()> {
     config.refuse_closed(node, &node_name)?;
     node.run_is_writable()?;
     emptied::refuse(node)?;
-    for (pool, allocation) in &planned {
-        match Folder::existing(node, &node_name, pool)? {
-            _ if allocation.first_free(|_| false).is_none() => return Err(allocation.no_host(pool)),
-            Some(folder) => folder.serves()?,
-            None => (),
-        }
+    let full = planned
+        .iter()
+        .find(|(_, allocation)| allocation.first_free(|_| false).is_none());
+    if let Some((pool, allocation)) = full {
+        return Err(allocation.no_host(pool));
     }
-    Ok(())
+    table::serves(node)
 }

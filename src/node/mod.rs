@@ -265,22 +265,23 @@ impl Node {
     /// Fails if no file could be made in the run directory. Checks the nearest directory that
     /// exists, and makes none.
     pub fn run_is_writable(&self) -> Result<()> {
-        let there = self
-            .run_dir
-            .ancestors()
-            .find(|path| path.exists())
-            .unwrap_or(Path::new("/"));
-        let look = || format!("cannot open {}", there.display());
-        Dir::open(there).with_context(look)?.writable()?;
-        let fs = statfs(there).with_context(look)?;
-        // File systems without a fixed number of files report 0 of 0.
-        if fs.blocks_free() == 0 || (fs.files() > 0 && fs.files_free() == 0) {
-            let run = self.run_dir.display();
-            let there = there.display();
-            fail!(
-                Io,
-                "the file system of {run} is full: `df {there}` and `df -i {there}` show what is used"
-            );
+        for there in self.run_dir.ancestors() {
+            let shown = there.display();
+            let look = || format!("cannot open {shown}");
+            match Dir::open(there) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                dir => dir.with_context(look)?.writable()?,
+            }
+            let fs = statfs(there).with_context(look)?;
+            // File systems without a fixed number of files report 0 of 0.
+            if fs.blocks_free() == 0 || (fs.files() > 0 && fs.files_free() == 0) {
+                fail!(
+                    Io,
+                    "the file system of {} is full: `df {shown}` and `df -i {shown}` show what is used",
+                    self.run_dir.display()
+                );
+            }
+            break;
         }
         Ok(())
     }

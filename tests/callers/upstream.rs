@@ -228,11 +228,14 @@ fn serves(test: &str, mut main: Value) {
 }
 
 fn leases() -> usize {
-    let files = fs::read_dir("/run/rail-cni/leases/worker-gpu-0/rail-0")
+    let files = fs::read_dir("/run/rail-cni/leases")
         .into_iter()
         .flatten()
         .flatten();
-    files.filter(|file| file.file_name() != "lock").count()
+    let is_lease = |name: &str| name.ends_with(".json");
+    files
+        .filter(|file| is_lease(&file.file_name().to_string_lossy()))
+        .count()
 }
 
 #[test]

@@ -106,8 +106,12 @@ snapshot() {
     state_files
 }
 
+# Without the leases of addresses that `reap --rebuild` found in other namespaces.
 state_files() {
-    find /run/rail-cni/leases /run/rail-cni/attachments -type f ! -name lock 2>/dev/null | sort || true
+    {
+        find /run/rail-cni/leases -name '*.json' -exec grep -L '"containerID":"rebuilt-' {} + 2>/dev/null
+        find /run/rail-cni/attachments -type f 2>/dev/null
+    } | sort || true
 }
 
 # address MTU UP of a device of the host.

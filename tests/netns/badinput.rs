@@ -851,7 +851,8 @@ fn attachments_end_although_node_json_cannot_be_read() {
         return;
     };
     host.add_rail(0);
-    let (file, custom) = (host.path("node.json"), host.path("run"));
+    let file = host.path("node.json");
+    let custom = host.path("run");
     host.set_node(json!({"sysfsRoot": "/sys", "runDir": "/run/rail-cni"}));
     let defaults = fs::read_to_string(&file).unwrap();
     let before = host.snapshot();

@@ -639,7 +639,6 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
             libc::SYS_write,
             libc::SYS_flock,
             libc::SYS_renameat,
-            libc::SYS_mkdirat,
             libc::SYS_sendto,
             libc::SYS_recvfrom,
             libc::SYS_setns,
@@ -879,7 +878,6 @@ impl<const C: char> Story for Command<C> {
             libc::SYS_read,
             libc::SYS_write,
             libc::SYS_flock,
-            libc::SYS_mkdirat,
             libc::SYS_renameat,
         ],
         _ => &[

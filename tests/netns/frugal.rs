@@ -11,7 +11,7 @@ use crate::trace;
 
 /// The calls of a life, and the most system calls that each may make. A step that needs more says
 /// here what for.
-const MOST: [(&str, usize); 4] = [("ADD", 420), ("CHECK", 160), ("DEL", 332), ("STATUS", 82)];
+const MOST: [(&str, usize); 4] = [("ADD", 405), ("CHECK", 160), ("DEL", 300), ("STATUS", 82)];
 /// What differs between two runs: how often a process looks for an answer.
 const NOISE: usize = 12;
 

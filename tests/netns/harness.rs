@@ -398,7 +398,7 @@ impl Host {
             .collect()
     }
 
-    /// Lease files of all pools, half-written ones too.
+    /// Lease files, half-written ones too.
     pub fn leases(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
         collect(&self.path("run/leases"), &mut files);

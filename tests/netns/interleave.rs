@@ -625,9 +625,11 @@ fn meet(pair: Pair, few: usize) {
         "{pair:?}: of {all} schedules only {} had a switch",
         seen.switched
     );
+    // Release and ADD have the one lock of the table for most of their calls.
+    let is_excluded = pair == ReleaseAdd;
     let both = seen.whole.len();
     assert!(
-        both * 10 >= all || only.is_some(),
+        both * 10 >= all || is_excluded || only.is_some(),
         "{pair:?}: of {all} schedules only {both} had both switches"
     );
 }

@@ -272,7 +272,8 @@ fn an_address_is_free_once_its_device_is_home() {
         };
         host.add_rail(0);
         host.ip("link add vf9 type veth peer name leaf9");
-        let (old, new) = (host.add_netns("old"), host.add_netns("new"));
+        let old = host.add_netns("old");
+        let new = host.add_netns("new");
         host.cni("ADD", "old", &old, &rail(0)).ok();
         host.hand_back(&old, "net1");
         fs::write(&old, "").unwrap();
@@ -297,7 +298,7 @@ fn an_address_is_free_once_its_device_is_home() {
     }
 }
 
-/// The same file, while a process keeps the namespace with the device in it.
+/// A process keeps the namespace of such a file, with the device in it.
 #[test]
 fn an_address_is_held_while_its_device_is_away() {
     let Some(host) = Host::new("liveness::kept") else {
@@ -305,7 +306,8 @@ fn an_address_is_held_while_its_device_is_away() {
     };
     host.add_rail(0);
     host.ip("link add vf9 type veth peer name leaf9");
-    let (old, new) = (host.add_netns("old"), host.add_netns("new"));
+    let old = host.add_netns("old");
+    let new = host.add_netns("new");
     host.cni("ADD", "old", &old, &rail(0)).ok();
     let process = Sleeper::new(Some(&old));
     host.delete_netns(&old);

@@ -74,7 +74,7 @@ impl Place {
     fn works(&self, first: &str, change: &str) {
         self.run(&self.call("STATUS", ""), first, change).ok();
         self.run(&self.call("ADD", "c1"), first, change).ok();
-        assert!(self.run_dir.join("leases/node-1/p").exists());
+        assert!(self.run_dir.join("leases/_table").exists());
         self.run(&self.call("GC", "").var("CNI_NETNS", ""), first, change)
             .ok();
         self.run(&self.call("DEL", "c1"), first, change).ok();

@@ -10,8 +10,10 @@ use std::sync::LazyLock;
 use rail_cni::attach::inside::{HostAddresses, Key, Record, Records};
 use rail_cni::cni::Plugin as _;
 use rail_cni::cni::{Args, Attachment, Network, Strictness};
-use rail_cni::ipam::lease::{self, Ask, Folder, Holder};
-use rail_cni::ipam::{Ipam, emptied};
+use rail_cni::ipam::Ipam;
+use rail_cni::ipam::lease::{self, Ask, Holder};
+use rail_cni::ipam::table::{self, Table};
+use rail_cni::ipam::{assign, names};
 use rail_cni::node::Node;
 use rail_cni::pool::Allocation;
 use rail_netlink::saved::Saved;
@@ -59,7 +61,7 @@ fn of_now(data: &[u8]) -> Vec<u8> {
 
 /// A node whose run directory is `run`, in which leases were taken before.
 fn node(directory: &Directory) -> Node {
-    fs::create_dir_all(directory.path("run/leases").join(emptied::BEGUN)).expect("a directory");
+    fs::create_dir_all(directory.path("run/leases").join(names::BEGUN)).expect("a directory");
     node_of(directory)
 }
 
@@ -95,15 +97,15 @@ pub fn lease(data: &[u8]) {
     let directory = Directory::new();
     let node = node(&directory);
     let (theirs, ours) = (attachment("theirs"), attachment("ours"));
-    let name = format!("{ADDRESS}@{}.json", lease::key("rail-0", &theirs));
-    let file = directory.write(&format!("run/leases/{NODE}/{POOL}/{name}"), data);
-    let folder = Folder::existing(&node, NODE, POOL)
+    let name = format!("{ADDRESS}@{}.json", names::key("rail-0", &theirs));
+    let file = directory.write(&format!("run/leases/{name}"), data);
+    let table = Table::existing(&node)
         .expect("a directory")
         .expect("a directory");
-    let [entry] = &folder.entries().expect("a list")[..] else {
+    let [entry] = &table.entries().expect("a list")[..] else {
         panic!("one lease")
     };
-    let read = folder.read(entry);
+    let read = table.read(entry);
     let is_read = match &read {
         Ok(Some(found)) => {
             let text = serde_json::to_vec(found).expect("a lease");
@@ -125,22 +127,22 @@ pub fn lease(data: &[u8]) {
         }
     };
     // The attachment whose lease it is.
-    let held = folder.held_by("rail-0", &theirs);
+    let held = table::held_by(&node, "rail-0", &theirs);
     assert_eq!(
-        held.as_ref().is_ok_and(Option::is_some),
+        held.as_ref().is_ok_and(|held| !held.is_empty()),
         is_read,
         "{held:?}"
     );
     // GC and the DEL of another attachment leave what they do not understand.
-    lease::release(&node, "rail-0", &ours).expect("nothing to do");
+    assign::release(&node, "rail-0", &ours).expect("nothing to do");
     assert!(fs::exists(&file).expect("a look"));
     if !is_read {
-        lease::collect(&node, "rail-0", &HashSet::new()).expect("it is left alone");
+        assign::collect(&node, "rail-0", &HashSet::new()).expect("it is left alone");
         assert!(
             fs::exists(&file).expect("a look"),
             "GC removed what it cannot read"
         );
-        lease::release(&node, "", &theirs).expect("it is left alone");
+        assign::release(&node, "", &theirs).expect("it is left alone");
         assert!(
             fs::exists(&file).expect("a look"),
             "a DEL without a network removed what it cannot read"
@@ -153,7 +155,7 @@ pub fn lease(data: &[u8]) {
     });
     let asks = Ask::all(vec![POOL.into()], vec![ALLOCATION.clone()], &[]).expect("a request");
     let holder = Holder::new(&NETWORK, &ours, None).expect("a holder");
-    match lease::take(&node, NODE, &asks, &holder, || Ok(true)) {
+    match assign::take(&node, NODE, &asks, &holder, || Ok(true)) {
         Ok(given) => assert!(is_dead, "{given:?} was given, which {read:?} holds"),
         Err(error) => {
             assert!(!is_dead, "{error:#}");
@@ -163,7 +165,7 @@ pub fn lease(data: &[u8]) {
         }
     }
     // Its own DEL always ends it.
-    lease::release(&node, "rail-0", &theirs).expect("it ends");
+    assign::release(&node, "rail-0", &theirs).expect("it ends");
     assert!(!fs::exists(&file).expect("a look"));
 }
 

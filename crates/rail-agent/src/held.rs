@@ -26,9 +26,9 @@ impl Held {
             return Ok(Held::default());
         };
         Ok(Held {
-            attachments: files(&dir, "attachments", 0)?,
-            pending: files(&dir, "pending", 0)?,
-            leases: files(&dir, "leases", 2)?,
+            attachments: files(&dir, "attachments")?,
+            pending: files(&dir, "pending")?,
+            leases: files(&dir, "leases")?,
         })
     }
 
@@ -48,34 +48,18 @@ impl Held {
     }
 }
 
-/// The files of the plugins in a folder, so many levels down. What is half-written, and a lock, has
-/// another ending.
-fn files(dir: &HostDir, folder: &str, depth: usize) -> Result<Vec<String>> {
-    let mut names = vec![String::new()];
-    for level in 0..=depth {
-        let mut below = Vec::new();
-        for name in &names {
-            let path = dir.at(folder).join(name);
-            let entries = match std::fs::read_dir(&path) {
-                // A file among the folders, or what was removed meanwhile.
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
-                {
-                    continue;
-                }
-                entries => entries
-                    .with_context(|| format!("cannot list {} of the host", dir.shown(folder)))?,
-            };
-            let found = entries
-                .flatten()
-                .map(|entry| Path::new(name).join(entry.file_name()));
-            below.extend(found.map(|path| path.to_string_lossy().into_owned()));
+/// The files of the plugins in a folder. What is half-written, and a lock, has another ending.
+fn files(dir: &HostDir, folder: &str) -> Result<Vec<String>> {
+    let entries = match std::fs::read_dir(dir.at(folder)) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => {
+            entries.with_context(|| format!("cannot list {} of the host", dir.shown(folder)))?
         }
-        if level == depth {
-            below.retain(|name| name.ends_with(".json"));
-        }
-        names = below;
-    }
+    };
+    let names = entries
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut names: Vec<_> = names.filter(|name| name.ends_with(".json")).collect();
     names.sort();
     Ok(names)
 }
@@ -88,23 +72,23 @@ mod tests {
     fn what_pods_have_and_what_is_pending_is_found_and_locks_are_not() {
         let temp = tempfile::tempdir().unwrap();
         let dir = HostDir::here(temp.path());
-        let list = |folder, depth| files(&dir, folder, depth).unwrap();
-        assert!(list("attachments", 0).is_empty() && list("leases", 2).is_empty());
+        let list = |folder| files(&dir, folder).unwrap();
+        assert!(list("attachments").is_empty() && list("leases").is_empty());
         for path in [
             "attachments/a.json",
             "attachments/.tmp.1",
-            "leases/n/p/10.0.0.0@k.json",
-            "leases/n/p/lock",
+            "leases/10.0.0.0@k.json",
+            "leases/lock",
             "leases/x",
         ] {
             let path = temp.path().join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, "").unwrap();
         }
-        assert_eq!(list("attachments", 0), ["a.json"]);
-        assert_eq!(list("leases", 2), ["n/p/10.0.0.0@k.json"]);
+        assert_eq!(list("attachments"), ["a.json"]);
+        assert_eq!(list("leases"), ["10.0.0.0@k.json"]);
         let held = Held {
-            leases: list("leases", 2),
+            leases: list("leases"),
             ..Held::default()
         };
         golden::says("agent", "uninstall: what is held", held.shown().unwrap());

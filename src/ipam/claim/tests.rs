@@ -104,17 +104,12 @@ impl Bench {
     }
 
     fn leases(&self) -> Vec<PathBuf> {
-        let pools = fs::read_dir(self.temp.path().join("r/leases/n"))
-            .into_iter()
-            .flatten()
-            .flatten();
-        let files = pools.flat_map(|pool| {
-            fs::read_dir(pool.path())
-                .unwrap()
-                .flatten()
-                .map(|file| file.path())
-        });
-        files.filter(|file| file.extension().is_some()).collect()
+        let entries = fs::read_dir(self.temp.path().join("r/leases"));
+        let paths = entries.into_iter().flatten().flatten();
+        let leases = paths.map(|entry| entry.path());
+        let mut leases: Vec<_> = leases.filter(|path| path.extension().is_some()).collect();
+        leases.sort();
+        leases
     }
 
     fn netdev_goes(&self) {
@@ -215,8 +210,8 @@ fn no_verb_of_a_runtime_ends_the_lease_of_a_claim() {
         "a network could have this name: {GC_KEYS:?}"
     );
     // A DEL without a network, and a GC that keeps nothing.
-    assert!(!lease::release(&bench.node, "", &device("c1")).unwrap());
-    lease::collect(&bench.node, "rail-3", &Default::default()).unwrap();
+    assert!(!assign::release(&bench.node, "", &device("c1")).unwrap());
+    assign::collect(&bench.node, "rail-3", &Default::default()).unwrap();
     assert_eq!(bench.leases().len(), 1);
 }
 

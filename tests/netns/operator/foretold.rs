@@ -324,8 +324,8 @@ fn cases() -> Vec<Case> {
             fault: "a damaged lease",
             check: "leases",
             make: |host| {
-                fs::create_dir_all(host.path("run/leases/node-1/rail-0")).unwrap();
-                fs::write(host.path("run/leases/node-1/rail-0/172.16.0.0@0.json"), "{").unwrap();
+                fs::create_dir_all(host.path("run/leases")).unwrap();
+                fs::write(host.path("run/leases/172.16.0.0@0.json"), "{").unwrap();
                 None
             },
             ..ANY

@@ -9,14 +9,15 @@ use anyhow::Result;
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
-use super::leases::{State, lease_json, look};
+use super::leases::{State, lease_json, state_of};
 use crate::output;
 use crate::progress::Progress;
 use crate::store::{Change, Writer};
 use rail_cni::error::{self, Code};
 use rail_cni::fail;
 use rail_cni::fault::few;
-use rail_cni::ipam::lease::{self, Folder, Held};
+use rail_cni::files::Lock;
+use rail_cni::ipam::{assign, table};
 use rail_cni::node::Node;
 use rail_cni::pool::allocation::{Allocation, To, bits};
 use rail_cni::pool::store::{self, Store};
@@ -135,6 +136,12 @@ pub struct Line {
 }
 
 impl Line {
+    /// Whether the address is of the prefix in the store.
+    fn had(&self, address: IpAddr) -> bool {
+        let before = self.before.as_ref();
+        before.is_some_and(|before| before.prefix.contains(&address))
+    }
+
     /// The kind of change, in one word.
     pub fn change(&self) -> &'static str {
         match (&self.before, &self.after) {
@@ -659,46 +666,39 @@ fn places(import: &mut Import, beside: &Beside, named: &BTreeSet<&str>) {
 /// others.
 fn hurt(node: &Node, lines: &[Line]) -> Result<(Vec<Outside>, Vec<String>)> {
     let (mut outside, mut warnings) = (Vec::new(), Vec::new());
-    lease::for_each_folder(node, |folder| {
-        hurt_in(folder, lines, node, &mut outside, &mut warnings)
-    })?;
-    Ok((outside, warnings))
-}
-
-fn hurt_in(
-    folder: &Folder,
-    lines: &[Line],
-    node: &Node,
-    outside: &mut Vec<Outside>,
-    warnings: &mut Vec<String>,
-) -> Result<()> {
-    let name = (folder.node_name.as_str(), folder.pool.as_str());
-    let own =
-        lines.binary_search_by(|line| (line.node_name.as_str(), line.pool.as_str()).cmp(&name));
-    let own = own
-        .ok()
-        .and_then(|at| lines.get(at))
-        .filter(|line| line.is_change());
-    let taking = |address: IpAddr| {
-        lines.iter().find_map(|line| {
-            let prefix = line
-                .new_prefix()
-                .filter(|prefix| prefix.contains(&address))?;
-            let Line {
-                node_name, pool, ..
-            } = line;
-            ((node_name, pool) != (&folder.node_name, &folder.pool))
-                .then(|| format!("the plan gives {prefix} to node {node_name} in pool {pool}"))
-        })
-    };
     let is_changed = lines.iter().any(|line| line.new_prefix().is_some());
-    if own.is_none() && !is_changed {
-        return Ok(());
-    }
-    for entry in folder.entries()? {
-        let Some((lease, state)) = look(folder, &entry, node)? else {
-            continue;
+    for (entry, lease) in table::read_all(node)? {
+        let (node_name, pool) = lease.as_ref().map_or_else(
+            |_| Default::default(),
+            |lease| (lease.node_name.clone(), lease.pool.clone()),
+        );
+        let name = (&*node_name, &*pool);
+        // A lease that cannot be read, or was rebuilt, does not say of which pool it is.
+        let own = if pool.is_empty() {
+            lines.iter().find(|line| line.had(entry.address))
+        } else {
+            let at = lines.binary_search_by(|line| (&*line.node_name, &*line.pool).cmp(&name));
+            at.ok().and_then(|at| lines.get(at))
         };
+        let own = own.filter(|line| line.is_change());
+        if own.is_none() && !is_changed {
+            continue;
+        }
+        let taking = |address: IpAddr| {
+            lines.iter().find_map(|line| {
+                let prefix = line
+                    .new_prefix()
+                    .filter(|prefix| prefix.contains(&address))?;
+                let is_other = (&*line.node_name, &*line.pool) != name;
+                is_other.then(|| {
+                    let Line {
+                        node_name, pool, ..
+                    } = line;
+                    format!("the plan gives {prefix} to node {node_name} in pool {pool}")
+                })
+            })
+        };
+        let state = state_of(&lease, node)?;
         let json = lease_json(&entry, &lease, &state);
         let holder = match lease {
             Ok(_) if matches!(state, State::Dead) => continue,
@@ -720,8 +720,8 @@ fn hurt_in(
         let keeps = own.and_then(|line| line.before.as_ref().zip(line.after.as_ref()));
         match judged.and_then(|()| taking(address).map_or(Ok(()), Err)) {
             Err(why) => outside.push(Outside {
-                node_name: folder.node_name.clone(),
-                pool: folder.pool.clone(),
+                node_name,
+                pool,
                 address,
                 holder,
                 why,
@@ -730,12 +730,12 @@ fn hurt_in(
             Ok(()) if keeps.is_some_and(|(before, after)| told(before) != told(after)) => warnings.push(format!(
                 "pool {}: node {}: {address}, {holder}: the pod keeps its old prefix length, gateway and routes until \
                  it is created again",
-                folder.pool, folder.node_name
+                pool, node_name
             )),
             Ok(()) => (),
         }
     }
-    Ok(())
+    Ok((outside, warnings))
 }
 
 /// What a pod gets with its address.
@@ -831,20 +831,19 @@ pub fn write(node: &Node, writer: Writer, import: &Import, force: Force) -> Resu
     })
 }
 
-/// Locks the leases of this node in the pools that change. Without a run directory that can be
-/// written there are none.
-fn hold(node: &Node, lines: &[Line]) -> Result<Option<Held>> {
+/// Locks the leases of this node if its plan changes. Without a run directory that can be written
+/// there are none.
+fn hold(node: &Node, lines: &[Line]) -> Result<Option<Lock>> {
     let Ok(own) = node_name(node) else {
         return Ok(None);
     };
-    let changed = lines
+    let is_changed = lines
         .iter()
-        .filter(|line| line.is_change() && line.node_name == own);
-    let pools: Vec<&str> = changed.map(|line| line.pool.as_str()).collect();
-    if pools.is_empty() {
+        .any(|line| line.is_change() && line.node_name == own);
+    if !is_changed {
         return Ok(None);
     }
-    match lease::hold(node, &own, &pools) {
+    match assign::hold(node) {
         Err(error) if error::code_of(&error) == Code::TryAgain as u32 => Err(error),
         Err(error) => {
             log::warn!("{error:#}: a pod that starts now may get an address of the old plan");

@@ -16,7 +16,8 @@ use crate::output::{self, Output};
 use rail_cni::attach::attachments::{Attachment, Attachments, State};
 use rail_cni::cni::{AddResult, Version};
 use rail_cni::files;
-use rail_cni::ipam::lease;
+use rail_cni::ipam::lease::Lease;
+use rail_cni::ipam::table;
 use rail_cni::neighbours;
 use rail_cni::node::Node;
 use rail_cni::pool::store;
@@ -175,23 +176,16 @@ fn of_lease(record: &Attachment, node: &Node) -> Result<Vec<String>> {
     if !record.is_by_rail_ipam() {
         return Ok(found);
     }
-    let (plan, ours, mut held) = (
-        store::allocations(node),
-        record.addresses().to_vec(),
-        Vec::new(),
-    );
-    lease::for_each_folder(node, |folder| {
-        let lease = folder.held_by(&record.owner.network, &record.owner.attachment())?;
-        held.extend(lease.map(|lease| (folder.pool.clone(), lease.address)));
-        Ok(())
-    })?;
+    let plan = store::allocations(node);
+    let ours = record.addresses();
+    let held = table::held_by(node, &record.owner.network, &record.owner.attachment())?;
     if held.is_empty() {
         found.push(
             "its address has no lease: another pod may get the same address; restart this pod"
                 .to_owned(),
         );
     }
-    for (pool, address) in held {
+    for Lease { pool, address, .. } in held {
         let is_ours =
             record.owner.device.link.is_none() || ours.iter().any(|net| net.addr() == address);
         if !is_ours {

@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::rebuild::{self, Lost};
 use rail_cni::attach::attachments::{Attachment, Attachments, Owner, State};
 use rail_cni::device::is_away;
-use rail_cni::ipam::{claim, emptied, lease};
+use rail_cni::ipam::{claim, emptied, table};
 use rail_cni::netns::Netns;
 use rail_cni::node::Node;
 use rail_cni::pool::is_same_rail;
@@ -385,12 +385,8 @@ impl Attached {
         self.rdma = self.record.rdma_names(&netns)?;
         let Some(link) = self.link() else {
             let attachment = owner.attachment();
-            let mut leased = Vec::new();
-            lease::for_each_folder(node, |folder| {
-                let held = folder.held_by(&owner.network, &attachment)?;
-                leased.extend(held.map(|lease| lease.address.to_string()));
-                Ok(())
-            })?;
+            let leases = table::held_by(node, &owner.network, &attachment)?;
+            let leased = leases.iter().map(|lease| lease.address.to_string());
             self.addresses.extend(leased);
             return Ok(());
         };

@@ -12,7 +12,9 @@ use crate::output::{self, Output, pretty, print, table};
 use crate::progress::Progress;
 use rail_cni::fail;
 use rail_cni::ipam::lease::Claim;
-use rail_cni::ipam::lease::{self, Entry, Folder, Lease};
+use rail_cni::ipam::lease::Lease;
+use rail_cni::ipam::names::Entry;
+use rail_cni::ipam::table;
 use rail_cni::netns::Life;
 use rail_cni::node::Node;
 use rail_cni::pool::store::Store;
@@ -92,29 +94,17 @@ pub fn leases(node: &Node, args: &LeasesArgs, output: Output) -> Result<ExitCode
         }
     }
     drop(progress);
-    lease::for_each_folder(node, |folder| {
-        let Folder {
-            node_name, pool, ..
-        } = folder;
-        if wanted.as_ref().is_some_and(|wanted| wanted != node_name) {
-            return Ok(());
+    let own_name = node_name(node).unwrap_or_default();
+    for (entry, lease) in table::read_all(node)? {
+        let place = place_of(&entry, &lease, &shown, &own_name);
+        if wanted.as_ref().is_some_and(|wanted| *wanted != place.0) {
+            continue;
         }
-        let mut leases = Vec::new();
-        for entry in folder.entries()? {
-            let Some((lease, state)) = look(folder, &entry, node)? else {
-                continue;
-            };
-            leases.push((entry, lease, state));
-        }
-        // A pool that was never in the store: inline, or taken away.
-        if !leases.is_empty() || shown.contains_key(&(node_name.clone(), pool.clone())) {
-            shown
-                .entry((node_name.clone(), pool.clone()))
-                .or_default()
-                .leases = leases;
-        }
-        Ok(())
-    })?;
+        let state = state_of(&lease, node)?;
+        // The pool may never have been in the store: inline, or taken away.
+        let pool = shown.entry(place).or_default();
+        pool.leases.push((entry, lease, state));
+    }
 
     match output {
         Output::Json => {
@@ -259,23 +249,36 @@ impl State {
     }
 }
 
-/// The lease of an entry and its state; `None` if it is gone by now.
-pub fn look(
-    folder: &Folder,
+/// The node and the pool under which a lease is shown: it is this node's under any name, in the pool
+/// of today that has its address, or else in the pool of its ADD.
+fn place_of(
     entry: &Entry,
-    node: &Node,
-) -> Result<Option<(Result<Lease, String>, State)>> {
-    Ok(match folder.read(entry) {
-        Ok(None) => None,
-        Ok(Some(lease)) => {
-            let state = match lease.life(node)? {
-                Life::Alive => State::Live,
-                Life::Dead => State::Dead,
-                Life::Unknown(why) => State::Unknown(why),
-            };
-            Some((Ok(lease), state))
-        }
-        Err(why) => Some((Err(why), State::Unreadable)),
+    lease: &Result<Lease, String>,
+    shown: &BTreeMap<(String, String), Shown>,
+    own_name: &str,
+) -> (String, String) {
+    let has_it = |(place, pool): &(&(String, String), &Shown)| {
+        let allocation = pool.allocation.as_ref();
+        place.0 == own_name && allocation.is_some_and(|one| one.prefix.contains(&entry.address))
+    };
+    let pool_of_add = lease
+        .as_ref()
+        .map_or_else(|_| String::new(), |lease| lease.pool.clone());
+    shown.iter().find(has_it).map_or_else(
+        || (own_name.to_owned(), pool_of_add),
+        |(place, _)| place.clone(),
+    )
+}
+
+/// The state of a lease.
+pub fn state_of(lease: &Result<Lease, String>, node: &Node) -> Result<State> {
+    let Ok(lease) = lease else {
+        return Ok(State::Unreadable);
+    };
+    Ok(match lease.life(node)? {
+        Life::Alive => State::Live,
+        Life::Dead => State::Dead,
+        Life::Unknown(why) => State::Unknown(why),
     })
 }
 

@@ -47,7 +47,7 @@ fn start(command: &str) -> Result<Node> {
     start_on(command, Node::load)
 }
 
-/// The same for a command that ends attachments, which must work whatever node.json contains.
+/// Starts a command that ends attachments: it must work whatever node.json contains.
 fn start_lenient(command: &str) -> Result<Node> {
     start_on(command, || Ok(Node::load_lenient()))
 }

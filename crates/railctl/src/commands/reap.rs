@@ -11,7 +11,7 @@ use super::left;
 use super::rebuild::{self, Lost};
 use crate::output::{self, Output};
 use rail_cni::attach::attachments::{Attachment, Attachments, Ended, Owner, PendingAttachment};
-use rail_cni::ipam::lease::Found;
+use rail_cni::ipam::emptied::Found;
 use rail_cni::node::Node;
 use rail_netlink::Socket;
 

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use rail_cni::attach::attachments::Unrecorded;
 use rail_cni::every_netns::{self, Seen, Which};
+use rail_cni::ipam::emptied::Found;
 use rail_cni::ipam::emptied::Rebuilding;
-use rail_cni::ipam::lease::{self, Found};
 use rail_cni::netns::NetnsId;
 use rail_cni::node::Node;
 
@@ -127,7 +127,7 @@ pub fn leases(node: &Node) -> Result<Vec<Found>> {
         return Ok(Vec::new());
     };
     let found = addresses_in_use()?;
-    lease::rebuild(node, &found)?;
+    rebuilding.lease(&found)?;
     rebuilding.end()?;
     Ok(found)
 }

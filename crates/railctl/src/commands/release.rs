@@ -7,9 +7,11 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::leases::{State, lease_json, look};
+use super::leases::{State, lease_json, state_of};
 use crate::output::{self, Output, pretty, print};
-use rail_cni::ipam::lease::{self, Entry, Lease, Tidy};
+use rail_cni::ipam::lease::Lease;
+use rail_cni::ipam::names::Entry;
+use rail_cni::ipam::table::{self, Table};
 use rail_cni::node::Node;
 
 /// Arguments of `railctl release`.
@@ -46,63 +48,45 @@ pub struct ReleaseArgs {
 pub fn release(node: &Node, args: &ReleaseArgs, output: Output) -> Result<ExitCode> {
     node.check_place(None)?;
     let (mut released, mut refused, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
-    let mut tidy = Tidy::default();
-    lease::for_each_folder(node, |folder| {
-        if args.pool.as_ref().is_some_and(|pool| *pool != folder.pool) {
-            return Ok(());
+    let table = Table::existing(node)?;
+    let _lock = table.as_ref().map(Table::lock).transpose()?;
+    for (entry, lease) in table::read_all(node)? {
+        let state = state_of(&lease, node)?;
+        if !args.selects(&entry, lease.as_ref().ok(), &state) {
+            // It may be one of that container.
+            unknown.extend(lease.err().filter(|_| args.container.is_some()));
+            continue;
         }
-        let Some(lock) = folder.lock()? else {
-            return Ok(());
+        let mut json = lease_json(&entry, &lease, &state);
+        json["node"] = lease.as_ref().ok().map(|lease| &*lease.node_name).into();
+        json["pool"] = lease.as_ref().ok().map(|lease| &*lease.pool).into();
+        let claim = lease
+            .as_ref()
+            .ok()
+            .and_then(|lease| lease.holder.claim.clone());
+        let who = match &lease {
+            Ok(lease) => format!("of pool {} from {}", lease.pool, lease.holder),
+            Err(_) => "from unknown".to_owned(),
         };
-        let entries = folder.entries()?;
-        let mut left = entries.len();
-        for entry in entries {
-            let Some((lease, state)) = look(folder, &entry, node)? else {
-                continue;
-            };
-            if !args.selects(&entry, lease.as_ref().ok(), &state) {
-                // It may be one of that container.
-                unknown.extend(lease.err().filter(|_| args.container.is_some()));
-                continue;
+        let text = format!("{} {who} ({})", entry.address, state.word());
+        let kept = match state {
+            State::Live if args.claim.is_some() => claim
+                .map(|claim| claim.is_away(node))
+                .transpose()?
+                .flatten(),
+            State::Live if claim.is_some() => Some("its claim has not ended".to_owned()),
+            State::Live => Some("its network namespace exists".to_owned()),
+            State::Unknown(why) => Some(format!("cannot tell whether it is alive: {why}")),
+            State::Dead | State::Unreadable => None,
+        };
+        match (kept.filter(|_| !args.force), &table) {
+            (None, Some(table)) => {
+                table.remove(&entry)?;
+                released.push((text, json));
             }
-            let mut json = lease_json(&entry, &lease, &state);
-            json["node"] = folder.node_name.as_str().into();
-            json["pool"] = folder.pool.as_str().into();
-            let claim = lease
-                .as_ref()
-                .ok()
-                .and_then(|lease| lease.holder.claim.clone());
-            let who = lease.map_or_else(|_| "unknown".to_owned(), |lease| lease.holder.to_string());
-            let text = format!(
-                "{} of pool {} from {who} ({})",
-                entry.address,
-                folder.pool,
-                state.word()
-            );
-            let kept = match state {
-                State::Live if args.claim.is_some() => claim
-                    .map(|claim| claim.is_away(node))
-                    .transpose()?
-                    .flatten(),
-                State::Live if claim.is_some() => Some("its claim has not ended".to_owned()),
-                State::Live => Some("its network namespace exists".to_owned()),
-                State::Unknown(why) => Some(format!("cannot tell whether it is alive: {why}")),
-                State::Dead | State::Unreadable => None,
-            };
-            match kept.filter(|_| !args.force) {
-                Some(why) => refused.push((format!("{text}: {why}"), json)),
-                None => {
-                    folder.remove(&entry)?;
-                    left -= 1;
-                    released.push((text, json));
-                }
-            }
+            (why, _) => refused.push((format!("{text}: {}", why.unwrap_or_default()), json)),
         }
-        if left == 0 {
-            tidy.remove_empty(folder, lock);
-        }
-        Ok(())
-    })?;
+    }
 
     let jsons = |list: &[(String, Value)]| {
         list.iter()
@@ -167,6 +151,11 @@ impl ReleaseArgs {
             && is(&self.claim, claimed.map(|holder| &holder.container_id))
             && is(&self.device, claimed.map(|holder| &holder.ifname))
             && self.address.is_none_or(|address| address == entry.address)
+            && self.pool.as_ref().is_none_or(|pool| match lease {
+                Some(lease) => lease.pool == *pool,
+                // Its pool is unknown, so its address must be named.
+                None => self.address.is_some(),
+            })
             // Leases in the state unknown are selected so that they are refused by name.
             && (!self.dead || matches!(state, State::Dead | State::Unknown(_)))
     }

@@ -1,6 +1,7 @@
 use super::*;
 use crate::store::tests::allocation;
-use rail_cni::ipam::lease::{Ask, Holder, take};
+use rail_cni::ipam::assign::take;
+use rail_cni::ipam::lease::{Ask, Holder};
 use std::path::Path;
 
 /// The plan is all that there should be.
@@ -224,11 +225,11 @@ fn a_node_that_gets_another_prefix_or_gateway_is_a_warning() {
 fn a_lease_that_cannot_be_read_stops_too() {
     let temp = tempfile::tempdir().unwrap();
     let node = pod(temp.path());
-    let folder = temp.path().join("run/leases/n/p");
+    let folder = temp.path().join("run/leases");
     let file = std::fs::read_dir(folder)
         .unwrap()
         .flatten()
-        .find(|file| file.file_name() != "lock");
+        .find(|file| file.path().extension().is_some());
     std::fs::write(file.unwrap().path(), "x").unwrap();
     let import = changes(&node, &nothing(), &Nodes::All, &PRUNE).unwrap();
     assert!(import.outside[0].to_string().contains("--address 10.0.0.0"));

@@ -11,7 +11,8 @@ use super::{Check, Findings, count, routes};
 use crate::commands::inventory::{Attached, Inventory};
 use rail_cni::attach::attachments::Attachment;
 use rail_cni::files;
-use rail_cni::ipam::lease::{self, Folder, Holder, Lease};
+use rail_cni::ipam::lease::{Holder, Lease};
+use rail_cni::ipam::table;
 use rail_cni::netns::Life;
 use rail_cni::node::Node;
 use rail_cni::pool::store::{Store, refuse_closed};
@@ -299,79 +300,75 @@ fn leases(
 ) -> Result<()> {
     let name = "leases";
     let (mut dead, mut live, mut of_others) = (0, Vec::new(), 0);
-    lease::for_each_folder(node, |folder| {
-        let Folder { pool, .. } = folder;
-        for entry in folder.entries()? {
-            let lease = match folder.read(&entry) {
-                Ok(Some(lease)) => lease,
-                Ok(None) => continue,
-                Err(why) => {
-                    found.add(Check::fail(
-                        name,
-                        format!("pool {pool}: {why}"),
-                        "no pod gets its address",
-                    ));
-                    continue;
-                }
-            };
-            let life = lease.life(node)?;
-            if life == Life::Dead {
-                dead += 1;
+    for (_, lease) in table::read_all(node)? {
+        let lease = match lease {
+            Ok(lease) => lease,
+            Err(why) => {
+                found.add(Check::fail(name, why, "no pod gets its address"));
                 continue;
             }
-            // The check `records` tells of a device that has not come back.
-            let is_told = |one: &Attached| one.is_missing() && is_of(&lease, &one.record);
-            let is_told = inventory.attachments.iter().any(is_told);
-            if let (Life::Unknown(why), false) = (life, is_told) {
-                let is_freed = |one: &Attached| one.is_home && is_of(&lease, &one.record);
-                let text = format!(
-                    "pool {pool}: {}: cannot tell whether {} is alive: {why}",
-                    lease.address, lease.holder
-                );
-                found.add(if inventory.attachments.iter().any(is_freed) {
-                    Check::warn(name, text, "its device is on the host, so the next ADD releases the address")
-                } else {
-                    let remedy = format!(
-                        "if that pod is gone, run `railctl release --address {} --pool {pool} --force`",
-                        lease.address
-                    );
-                    Check::fail(name, text + "; no pod gets the address", remedy)
-                });
-            }
-            let what = || format!("pool {pool}: {} of {}", lease.address, lease.holder);
-            if folder.node_name != node_name {
-                let text = format!(
-                    "{} was leased when this node was named {}",
-                    what(),
-                    folder.node_name
-                );
-                found.add(Check::warn(
-                    name,
-                    text,
-                    "restart the pod: its DEL releases the address, but other ADDs do not see the lease",
-                ));
-            } else if pools
-                .get(pool)
-                .is_some_and(|ours| !ours.prefix.contains(&lease.address))
-            {
-                let text = format!("{} is outside the current plan", what());
-                found.add(Check::warn(
-                    name,
-                    text,
-                    "restart the pod, which keeps the address until it \
-                    ends",
-                ));
-            }
-            of_others += usize::from(
-                !inventory
-                    .attachments
-                    .iter()
-                    .any(|one| is_of(&lease, &one.record)),
-            );
-            live.push(lease);
+        };
+        let pool = &lease.pool;
+        let life = lease.life(node)?;
+        if life == Life::Dead {
+            dead += 1;
+            continue;
         }
-        Ok(())
-    })?;
+        // The check `records` tells of a device that has not come back.
+        let is_told = |one: &Attached| one.is_missing() && is_of(&lease, &one.record);
+        let is_told = inventory.attachments.iter().any(is_told);
+        if let (Life::Unknown(why), false) = (life, is_told) {
+            let is_freed = |one: &Attached| one.is_home && is_of(&lease, &one.record);
+            let text = format!(
+                "pool {pool}: {}: cannot tell whether {} is alive: {why}",
+                lease.address, lease.holder
+            );
+            found.add(if inventory.attachments.iter().any(is_freed) {
+                Check::warn(
+                    name,
+                    text,
+                    "its device is on the host, so the next ADD releases the address",
+                )
+            } else {
+                let remedy = format!(
+                    "if that pod is gone, run `railctl release --address {} --force`",
+                    lease.address
+                );
+                Check::fail(name, text + "; no pod gets the address", remedy)
+            });
+        }
+        let what = || format!("pool {pool}: {} of {}", lease.address, lease.holder);
+        if lease.node_name != node_name && !lease.node_name.is_empty() {
+            let text = format!(
+                "{} was leased when this node was named {}",
+                what(),
+                lease.node_name
+            );
+            found.add(Check::warn(
+                name,
+                text,
+                "running pods need nothing; new ones need the plan under today's name",
+            ));
+        } else if pools
+            .get(pool)
+            .is_some_and(|ours| !ours.prefix.contains(&lease.address))
+        {
+            let text = format!("{} is outside the current plan", what());
+            found.add(Check::warn(
+                name,
+                text,
+                "restart the pod, which keeps the address until it \
+                    ends",
+            ));
+        }
+        of_others += usize::from(
+            !inventory
+                .attachments
+                .iter()
+                .any(|one| is_of(&lease, &one.record)),
+        );
+        live.push(lease);
+    }
     if dead > 0 {
         let text = format!("{} of pods that are gone", count(dead, "lease"));
         let remedy =

@@ -21,7 +21,6 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::inventory::{Counters, Inventory, Rail, RdmaCounters, counted, rdma_counted};
-use super::leases::{self, look};
 use crate::output::{self, Finding, Output};
 use bandwidth::Measure;
 use ending::Ending;
@@ -30,7 +29,7 @@ use ping::{From, ping};
 use pod::Pod;
 use rail_cni::cni::{AddResult, Ip};
 use rail_cni::failure;
-use rail_cni::ipam::lease::Folder;
+use rail_cni::ipam::table;
 use rail_cni::node::Node;
 use rail_cni::pool::{Allocation, node_name, rail_in, store};
 use rail_netlink::Socket;
@@ -657,16 +656,14 @@ fn free_device(rail: &Rail, inventory: &Inventory, node: &Node) -> Result<String
 /// Who has the addresses of this rail, if none is left.
 fn leased(rail: u8, node: &Node) -> Option<String> {
     let name = node_name(node).ok()?;
-    for (pool, allocation) in store::of_rail(node, &name, rail.into()).unwrap_or_default() {
-        let Some(folder) = Folder::existing(node, &name, &pool).ok().flatten() else {
-            continue;
-        };
+    for (_, allocation) in store::of_rail(node, &name, rail.into()).unwrap_or_default() {
         let mut held = BTreeMap::new();
-        for entry in folder.entries().unwrap_or_default() {
-            if let Ok(Some((Ok(lease), leases::State::Live | leases::State::Unknown(_)))) =
-                look(&folder, &entry, node)
-            {
-                held.insert(entry.address, lease.holder.to_string());
+        for (entry, lease) in table::read_all(node).unwrap_or_default() {
+            let is_in_use = lease
+                .as_ref()
+                .is_ok_and(|lease| !lease.is_dead(node).unwrap_or(false));
+            if is_in_use && allocation.prefix.contains(&entry.address) {
+                held.extend(lease.map(|lease| (entry.address, lease.holder.to_string())));
             }
         }
         if allocation

@@ -1,8 +1,9 @@
 use super::*;
+use crate::files;
+use crate::ipam::table::read_all;
 use crate::pool::allocation::tests::allocation;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use std::path::Path;
 
 struct Bench {
     temp: tempfile::TempDir,
@@ -71,12 +72,17 @@ impl Bench {
     }
 
     fn files(&self, pool: &str) -> Vec<std::path::PathBuf> {
-        let dir = self.temp.path().join("r/leases/n").join(pool);
-        let paths = std::fs::read_dir(dir)
+        let paths = std::fs::read_dir(self.temp.path().join("r/leases"))
             .into_iter()
             .flatten()
             .map(|entry| entry.unwrap().path());
-        paths.filter(|path| path.extension().is_some()).collect()
+        let is_of_pool = |path: &std::path::PathBuf| {
+            let content = std::fs::read(path).unwrap();
+            let lease = serde_json::from_slice::<Lease>(&content);
+            lease.map_or(true, |lease| lease.pool == pool)
+        };
+        let leases = paths.filter(|path| path.extension().is_some());
+        leases.filter(is_of_pool).collect()
     }
 }
 
@@ -221,7 +227,7 @@ fn a_damaged_file_holds_its_address_and_del_needs_only_its_name() {
         assert!(
             error
                 .to_string()
-                .contains("`railctl release --address 10.0.0.1 --pool one`"),
+                .contains("`railctl release --address 10.0.0.1`"),
             "{error}"
         );
     }
@@ -309,38 +315,77 @@ fn without_the_name_of_the_network_all_of_the_attachment_is_given_back() {
     assert!(left.exists() && release(&bench.node, "net", &attachment("c2")).unwrap());
 }
 
-/// One DEL after an upgrade is not to pay for all that 0.1.0 left.
+/// The address is the node's, whatever the pool and the node are called when it is asked for.
 #[test]
-fn a_call_removes_a_bounded_number_of_old_folders() {
+fn an_address_is_held_under_every_name() {
     let bench = bench();
-    let root = bench.temp.path().join("r/leases/n");
-    for n in 0..Tidy::MOST + 10 {
-        std::fs::create_dir_all(root.join(format!("p{n}"))).unwrap();
-    }
+    bench.take(&[ONE], "c1", "a").unwrap();
+    let renamed = ("new-name", ONE.1);
+    let error = bench.take(&[renamed], "c2", "b").unwrap_err().to_string();
+    assert!(error.contains("10.0.0.1 is held by"), "{error}");
+    let error = bench.take_requested(&[renamed], "c2", "b", &[ONE.1.split('/').next().unwrap()]);
+    assert!(error.is_err());
+    let asks = Ask::all(vec!["one".into()], vec![allocation(ONE.1, None, &[])], &[]);
+    let holder = bench.holder("c2", "b");
+    assert!(take(&bench.node, "renamed", &asks.unwrap(), &holder, || Ok(true)).is_err());
+    // Nor does the holder get a second one without a DEL.
+    assert!(bench.take(&[("other", "10.0.9.0/31")], "c1", "a").is_err());
     bench.release("c1");
-    assert_eq!(std::fs::read_dir(&root).unwrap().count(), 10);
-    bench.release("c1");
-    assert!(!root.exists());
+    assert_eq!(bench.take(&[renamed], "c2", "b").unwrap(), ["10.0.0.1"]);
 }
 
 #[test]
-fn del_passes_over_what_is_no_folder_and_makes_none() {
+fn del_makes_no_directory() {
     let bench = bench();
     bench.release("c1");
     assert!(!bench.temp.path().join("r").exists());
-    bench.take(&[P], "c1", "a").unwrap();
-    let leases = bench.temp.path().join("r/leases");
-    std::fs::write(leases.join("file"), "").unwrap();
-    std::os::unix::fs::symlink("/", leases.join("n/link")).unwrap();
+}
+
+/// An upgrade with a pod alive.
+#[test]
+fn leases_of_an_older_version_are_held_and_given_back() {
+    let bench = bench();
+    bench.take(&[ONE], "c1", "a").unwrap();
+    let root = bench.temp.path().join("r");
+    let [file] = bench.files("one").try_into().unwrap();
+    let name = file.file_name().unwrap();
+    let mut lease: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let members = lease.as_object_mut().unwrap();
+    assert!(members.remove("pool").is_some() && members.remove("nodeName").is_some());
+    let old = || {
+        std::fs::create_dir_all(root.join("leases/n/one")).unwrap();
+        std::fs::create_dir_all(root.join("leases/_begun")).unwrap();
+        std::fs::create_dir_all(root.join("leases/empty/pool")).unwrap();
+        std::fs::create_dir_all(root.join("rebuilt")).unwrap();
+        std::fs::write(root.join("leases/n/one/lock"), "").unwrap();
+        std::fs::write(root.join("leases/n/one").join(name), lease.to_string()).unwrap();
+        std::fs::write(root.join("leases/n/one/10.0.0.9@x.json"), "{").unwrap();
+        std::fs::write(root.join("rebuilt").join("10.0.0.8@y.json"), "").unwrap();
+    };
+    std::fs::remove_dir_all(root.join("leases")).unwrap();
+    old();
+    assert!(bench.take(&[ONE], "c2", "b").is_err());
+    assert!(!root.join("leases/n").exists() && !root.join("rebuilt").exists());
+    assert!(root.join("leases/_table").exists() && !root.join("leases/_begun").exists());
+    let [found] = &held_by(&bench.node, "net", &attachment("c1")).unwrap()[..] else {
+        panic!()
+    };
+    assert_eq!((&*found.node_name, &*found.pool), ("n", "one"));
+    for damaged in ["10.0.0.8/32", "10.0.0.9/32"] {
+        assert!(bench.take(&[("p", damaged)], "c2", "b").is_err());
+    }
+    // Again, after a visit of the older version.
+    old();
     bench.release("c1");
-    assert!(bench.files("p").is_empty());
+    assert_eq!(bench.take(&[ONE], "c2", "b").unwrap(), ["10.0.0.1"]);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     /// Against a map from addresses to who holds them.
     #[test]
-    fn the_folder_is_a_map(steps in proptest::collection::vec((0usize..4, 0usize..3), 1..40)) {
+    fn the_table_is_a_map(steps in proptest::collection::vec((0usize..4, 0usize..3), 1..40)) {
         let bench = bench();
         let mut model: BTreeMap<String, usize> = BTreeMap::new();
         for (who, what) in steps {
@@ -350,9 +395,8 @@ proptest! {
             match what {
                 0 => {
                     let is_alive = |bench: &Bench, id: &str| -> bool {
-                        let folder = Folder::existing(&bench.node, "n", "p").unwrap();
-                        let lease = folder.and_then(|folder| folder.held_by("net", &attachment(id)).unwrap());
-                        lease.is_some_and(|lease| !lease.is_dead(&bench.node).unwrap())
+                        let leases = held_by(&bench.node, "net", &attachment(id)).unwrap();
+                        leases.iter().any(|lease| !lease.is_dead(&bench.node).unwrap())
                     };
                     let had = is_alive(&bench, &id);
                     if !path.exists() {
@@ -376,24 +420,21 @@ proptest! {
                 }
                 _ => drop(std::fs::remove_file(&path)),
             }
-            if Path::new(&bench.temp.path().join("r/leases/n/p")).exists() {
-                let folder = Folder::existing(&bench.node, "n", "p").unwrap().unwrap();
-                let listed: Vec<_> = folder.entries().unwrap().iter().map(|entry| entry.address.to_string()).collect();
-                prop_assert_eq!(listed, model.keys().cloned().collect::<Vec<_>>());
-            }
+            let leases = read_all(&bench.node).unwrap();
+            let listed: Vec<_> = leases.iter().map(|(entry, _)| entry.address.to_string()).collect();
+            prop_assert_eq!(listed, model.keys().cloned().collect::<Vec<_>>());
         }
     }
 
     #[test]
     fn no_name_and_no_content_makes_it_panic(name in "[0-9a-f.:@/]{0,20}(\\.json)?", content: Vec<u8>) {
-        if let Some(entry) = Entry::of(&name) {
+        if let Some(entry) = Entry::parse(&name) {
             let bench = bench();
-            let root = Rc::new(bench.node.run(FOLDER).unwrap());
-            let folder = Folder::create(&root, "n", "p").unwrap();
+            let table = Table::create(&bench.node).unwrap();
             if !name.contains('/') {
-                folder.dir.write(&name, &content).unwrap();
+                std::fs::write(bench.temp.path().join("r/leases").join(&name), &content).unwrap();
             }
-            prop_assert!(!matches!(folder.read(&entry), Ok(Some(_))));
+            prop_assert!(!matches!(table.read(&entry), Ok(Some(_))));
         }
     }
 }
