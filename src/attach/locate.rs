@@ -187,7 +187,12 @@ pub fn on_host(
     // A driver that made its netdev anew gave it another index, and perhaps another MAC. If the
     // function has one netdev, it is that one; links that are stacked on it, as the children of an
     // IPoIB device, have a lower link.
-    of_function.retain(|link| link.lower == original.lower && link.parent == original.parent);
+    // A virtual link has no place on a bus: one of another kind may have taken the name since sysfs
+    // was read.
+    let is_of_its_kind = |link: &Link| original.kind.is_none() || link.kind == original.kind;
+    of_function.retain(|link| {
+        link.lower == original.lower && link.parent == original.parent && is_of_its_kind(link)
+    });
     if !owner.device.siblings && of_function.len() == 1 {
         return Ok(of_function.pop());
     }
