@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use super::owner::Owner;
-use crate::fail;
 use crate::netns::{Keeper, Life, Netns, NetnsId};
 use crate::node::Node;
 use crate::sysfs::{self, Function};
@@ -18,8 +17,6 @@ use rail_netlink::link::{self, Link};
 /// moments later. A driver that makes its netdev anew takes as long.
 const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(10);
-/// The kernel calls a device whose name is taken by this, followed by its index.
-const KERNEL_NAME: &str = "dev";
 
 /// Where a device is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,8 +103,8 @@ fn keepers(owner: &Owner) -> Vec<Keeper> {
         })
     };
     let has_it = |keeper: &Keeper| {
-        let find = || link::seen(&mut Netns::open(&keeper.path)?.run(Socket::open)?);
-        find().is_ok_and(|links| links.iter().any(is_ours))
+        let find = || link::seen(&mut Netns::open(&keeper.path)?.run(Socket::open)?, is_ours);
+        find().is_ok_and(|links| !links.is_empty())
     };
     let mut keepers = owner.netns.keepers();
     keepers.retain(has_it);
@@ -146,7 +143,7 @@ pub fn in_pod(owner: &Owner, pod: &mut Socket) -> Result<Option<Link>> {
         .into_iter()
         .find(is_ours)
     {
-        None => Ok(link::seen(pod)?.into_iter().find(is_ours)),
+        None => Ok(link::seen(pod, is_ours)?.into_iter().next()),
         found => Ok(found),
     }
 }
@@ -169,7 +166,7 @@ pub fn on_host(
         return Ok(found);
     }
     let Some(function) = function.filter(|function| function.exists()) else {
-        return Ok(link::seen(host)?.into_iter().find(is_ours));
+        return Ok(link::seen(host, is_ours)?.into_iter().next());
     };
     let mut of_function = Vec::new();
     for name in function.netdevs()? {
@@ -196,7 +193,7 @@ pub fn on_host(
     if !owner.device.siblings && of_function.len() == 1 {
         return Ok(of_function.pop());
     }
-    Ok(link::seen(host)?.into_iter().find(is_ours))
+    Ok(link::seen(host, is_ours)?.into_iter().next())
 }
 
 /// The links that `owner` most likely means. Each is one request, while the kernel's list of all
@@ -238,7 +235,7 @@ fn is_same_device(link: &Link, original: &Link, owner: &Owner) -> bool {
     // The kernel gives another index or name where the device's own is taken.
     let by_name = link.name == original.name
         || link.name == owner.ifname
-        || link.name.starts_with(KERNEL_NAME);
+        || link.name.starts_with(link::FREE_NAME);
     match (&original.parent, permanent) {
         // Ports of one function differ by their MACs; their indexes may be exchanged on the way.
         (Some(_), permanent) if owner.device.siblings => permanent.unwrap_or(same_mac),
@@ -264,17 +261,6 @@ pub fn open_if_same(id: &NetnsId) -> Result<Option<Netns>> {
     Netns::open(&id.path)
         .map(Some)
         .or_else(|error| if is_same()? { Err(error) } else { Ok(None) })
-}
-
-/// A name that no netdev of the host has.
-pub fn free_name(host: &mut Socket, link: &Link) -> Result<String> {
-    for number in u32::from(link.index)..u32::from(link.index).saturating_add(1000) {
-        let name = format!("{KERNEL_NAME}{number}");
-        if link::by_name(host, &name)?.is_none() {
-            return Ok(name);
-        }
-    }
-    fail!(Internal, "the host has no free name for {}", link.name)
 }
 
 /// Which altnames of `link` another netdev of the host has: the kernel refuses the move for each.

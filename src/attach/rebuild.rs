@@ -119,11 +119,7 @@ pub fn give_back_unrecorded(
     let mut host = Socket::open()?;
     let usual = usual_name(id, &link, node)?;
     let is_free = usual != link.name && link::by_name(&mut host, &usual)?.is_none();
-    let name = if is_free {
-        usual
-    } else {
-        locate::free_name(&mut host, &link)?
-    };
+    let name = if is_free { usual } else { link::free_name() };
     for altname in locate::clashing(&link, &mut host)? {
         link::remove_altname(&mut pod, &link, &altname)?;
     }

@@ -314,11 +314,11 @@ pub fn refuse_addresses(what: &str, link: &Link, host: &mut Socket) -> Result<()
             "it has the address {net}: remove it from the host's configuration, and now with `ip addr del {net} dev {name}`"
         )));
     }
-    let routes = route::through(host, link.index)?;
-    let routes = || routes.iter().filter(|route| !is_of_the_kernel(route));
-    if let Some(route) = routes()
+    let routes = route::through(host, link.index, |route| !is_of_the_kernel(route))?;
+    if let Some(route) = routes
+        .iter()
         .find(|route| route.dst.prefix_len() == 0)
-        .or(routes().next())
+        .or(routes.first())
     {
         let kind = if route.dst.prefix_len() == 0 {
             "default route"

@@ -1261,6 +1261,72 @@ fn no_size_of_a_network_keeps_its_pod() {
     }
 }
 
+/// CHECK, and the ADD of the pod's next rail, read what the pod itself has made of routes.
+#[test]
+fn no_routes_of_a_pod_make_a_call_large() {
+    let Some(node) = Node::new("size_of_pod") else {
+        return;
+    };
+    let within = |call: Call| call.under(&["prlimit", "--data=16777216", "--"]);
+    let own = node.asking(json!({}));
+    let next = network(FREE);
+    let filled = [
+        (
+            "routes of the rail's table",
+            "seq 1 150000 | awk '{printf \"route add 10.%d.%d.%d dev net1 table 100\\n\", \
+             $1 / 65536, ($1 / 256) % 256, $1 % 256}'",
+        ),
+        (
+            "routes of the main table",
+            "seq 1 150000 | awk '{printf \"route add 10.%d.%d.%d dev net1\\n\", \
+             $1 / 65536, ($1 / 256) % 256, $1 % 256}'",
+        ),
+    ];
+    for (what, lines) in filled {
+        let result = within(node.call("ADD")).run(&own).ok().json();
+        let filled = in_pod(&node.pod, &format!("{lines} | ip -batch -"))
+            .output()
+            .unwrap();
+        assert!(filled.status.success(), "{what}: {filled:?}");
+        let checked = with(own.clone(), json!({"prevResult": result}));
+        within(node.call("CHECK")).run(&checked).ok();
+        let second = |verb: &str| within(node.call(verb).ifname("net2"));
+        second("ADD").run(&next).ok();
+        second("DEL").run(&next).ok();
+        within(node.call("DEL")).run(&own).ok();
+    }
+    node.stands("a pod full of routes");
+}
+
+/// A pod can make links on the node: here it has the device's own name, and those that the kernel
+/// and rail-cni would give next.
+#[test]
+fn no_names_that_are_taken_on_the_node_keep_a_rail_in_its_pod() {
+    let Some(node) = Node::new("names_of_node") else {
+        return;
+    };
+    let config = node.asking(json!({}));
+    node.call("ADD").run(&config).ok();
+    let batch = node.host.path("taken");
+    let taken = (0..1400).map(|number| format!("dev{number}"));
+    let taken = taken.chain(["vf0".to_owned(), "net1".to_owned()]);
+    let lines: String = taken
+        .map(|name| format!("link add {name} group 47 type bridge\n"))
+        .collect();
+    fs::write(&batch, lines).unwrap();
+    node.host.ip(&format!("-batch {}", batch.display()));
+    fs::remove_file(batch).unwrap();
+    node.call("DEL").run(&config).ok();
+    node.host.ip("link del group 47");
+    node.host.make_due();
+    let mut reap = Command::new(crate::harness::railctl());
+    reap.arg("reap")
+        .env("RAIL_CNI_NODE_CONFIG", node.host.path("node.json"));
+    let reaped = reap.output().unwrap();
+    assert!(reaped.status.success(), "{reaped:?}");
+    node.stands("1,402 names on the node");
+}
+
 /// The annotation names the interface.
 #[test]
 fn no_interface_takes_a_name_that_is_another_things() {

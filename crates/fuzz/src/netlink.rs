@@ -154,7 +154,7 @@ fn ask(request: usize, mut socket: Socket, sent: &Sent) {
             .into_iter()
             .flatten()
             .for_each(|link| of_link(&link)),
-        1 => drop(list(link::seen(socket), sent)),
+        1 => drop(list(link::seen(socket, |_| true), sent)),
         2 => one(link::by_name(socket, "ens1f0"))
             .flatten()
             .iter()
@@ -170,8 +170,8 @@ fn ask(request: usize, mut socket: Socket, sent: &Sent) {
             .into_iter()
             .flatten()
             .for_each(|(_, route)| of_route(&route)),
-        8 => drop(list(route::through(socket, index), sent)),
-        9 => drop(list(rule::all(socket), sent)),
+        8 => drop(list(route::through(socket, index, |_| true), sent)),
+        9 => drop(list(rule::each(socket, |_, _| ()), sent)),
         10 => drop(list(rule::inverted(socket), sent)),
         11 => drop(one(neighbour::state(socket, index, gateway))),
         12 => drop(

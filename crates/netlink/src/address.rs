@@ -97,30 +97,40 @@ fn message(link: &Link, net: IpNet) -> AddressMessage {
 
 /// The addresses of the link with this index, of both families.
 pub fn all(socket: &mut Socket, index: Index) -> Result<Vec<Address>> {
+    matching(socket, index, |_| true)
+}
+
+/// Those addresses of the link with this index that are wanted, however many it has.
+pub fn matching(
+    socket: &mut Socket,
+    index: Index,
+    is_wanted: impl Fn(&Address) -> bool,
+) -> Result<Vec<Address>> {
     let mut message = AddressMessage::default();
     message.header.index = index.get();
     let message = Message::new(RTM_GETADDR, &message);
-    let replies = socket.dump(&message, &[Errno::ENODEV], "cannot list addresses")?;
-    let messages = replies
-        .iter()
-        .filter_map(|reply| reply.decode(AddressMessage::parse));
-    // Kernels before 4.20 do not filter by index.
-    let messages = messages.filter(|message| message.header.index == index.get());
-    Ok(messages.filter_map(|message| parse(&message)).collect())
+    let read = |reply: &Message| {
+        let message = reply.decode(AddressMessage::parse)?;
+        // Kernels before 4.20 do not filter by index.
+        if message.header.index != index.get() {
+            return None;
+        }
+        parse(&message).filter(|address| is_wanted(address))
+    };
+    socket.dump(&message, &[Errno::ENODEV], "cannot list addresses", read)
 }
 
 /// The addresses of the namespace, or those that one dump saw: a pod that adds and removes
 /// addresses all the time in its own namespace must not delay the caller.
 pub fn in_namespace(socket: &mut Socket) -> Result<Vec<(Index, Address)>> {
     let message = Message::new(RTM_GETADDR, &AddressMessage::default());
-    let (replies, _) =
-        socket.dump_within(Duration::ZERO, &message, &[], "cannot list addresses")?;
-    let messages = replies
-        .iter()
-        .filter_map(|reply| reply.decode(AddressMessage::parse));
-    Ok(messages
-        .filter_map(|message| Some((Index::new(message.header.index)?, parse(&message)?)))
-        .collect())
+    let read = |reply: &Message| {
+        let message = reply.decode(AddressMessage::parse)?;
+        Some((Index::new(message.header.index)?, parse(&message)?))
+    };
+    let what = "cannot list addresses";
+    let (addresses, _) = socket.dump_within(Duration::ZERO, &message, &[], what, read)?;
+    Ok(addresses)
 }
 
 pub(super) fn parse(message: &AddressMessage) -> Option<Address> {

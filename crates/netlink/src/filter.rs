@@ -41,13 +41,15 @@ pub fn on(socket: &mut Socket, index: Index) -> Result<Option<Filter>> {
     for (parent, hook) in HOOKS {
         // A kernel without filters answers EOPNOTSUPP.
         let absent = [Errno::ENODEV, Errno::EOPNOTSUPP, Errno::EINVAL];
-        let replies = socket.dump(&message(index, parent), &absent, "cannot list filters")?;
-        if let Some(reply) = replies.first() {
+        let read = |reply: &Message| {
             let all = reply.payload.get(HEADER_LEN..).unwrap_or_default();
-            let kind = attributes(all).find(|one| one.kind() == TCA_KIND);
-            let kind = kind
-                .and_then(|kind| parse_string(kind.value()).ok())
-                .unwrap_or_default();
+            let kind = attributes(all).find(|attribute| attribute.kind() == TCA_KIND);
+            let kind = kind.and_then(|kind| parse_string(kind.value()).ok());
+            Some(kind.unwrap_or_default())
+        };
+        let message = message(index, parent);
+        let kinds = socket.dump(&message, &absent, "cannot list filters", read)?;
+        if let Some(kind) = kinds.into_iter().next() {
             return Ok(Some(Filter { kind, hook }));
         }
     }

@@ -48,6 +48,7 @@ pub mod tunables;
 pub mod vf;
 
 use std::fmt;
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -81,6 +82,9 @@ const DUMP_PATIENCE: Duration = Duration::from_secs(5);
 /// The same for a dump whose caller accepts a part of it: a pod can make and remove links without
 /// end.
 const GLANCE_PATIENCE: Duration = Duration::from_millis(100);
+/// Most objects that a dump keeps: a pod can have a million routes, links or addresses in its own
+/// namespace, and a call has 16 MiB of memory.
+const MAX_KEPT: usize = 8192;
 /// Pause before the second try; it doubles with every further try.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
@@ -367,9 +371,16 @@ impl Socket {
         Ok(answers)
     }
 
-    /// Requests all objects that match. Fails if they keep changing while they are read.
-    fn dump(&mut self, message: &Message, absent: &[Errno], what: &str) -> Result<Vec<Message>> {
-        match self.dump_within(DUMP_PATIENCE, message, absent, what)? {
+    /// Requests all objects that match, and keeps what `read` makes of each reply. Fails if they
+    /// keep changing while they are read.
+    fn dump<T: IntoIterator>(
+        &mut self,
+        message: &Message,
+        absent: &[Errno],
+        what: &str,
+        read: impl FnMut(&Message) -> T,
+    ) -> Result<Vec<T::Item>> {
+        match self.dump_within(DUMP_PATIENCE, message, absent, what, read)? {
             (all, Seen::All) => Ok(all),
             (_, Seen::Part) => anyhow::bail!("{what}: they kept changing during the read; retry"),
         }
@@ -377,27 +388,65 @@ impl Socket {
 
     /// Requests all objects that match. If they keep changing while they are read, it returns those
     /// that it saw, for callers that a pod might otherwise delay.
-    fn glance(&mut self, message: &Message, absent: &[Errno], what: &str) -> Result<Vec<Message>> {
-        self.dump_within(GLANCE_PATIENCE, message, absent, what)
+    fn glance<T: IntoIterator>(
+        &mut self,
+        message: &Message,
+        absent: &[Errno],
+        what: &str,
+        read: impl FnMut(&Message) -> T,
+    ) -> Result<Vec<T::Item>> {
+        self.dump_within(GLANCE_PATIENCE, message, absent, what, read)
             .map(|(seen, _)| seen)
     }
 
-    fn dump_within(
+    /// Keeps the first [`MAX_KEPT`] objects, and logs how many more there are.
+    fn dump_within<T: IntoIterator>(
         &mut self,
         patience: Duration,
         message: &Message,
         absent: &[Errno],
         what: &str,
-    ) -> Result<(Vec<Message>, Seen)> {
+        mut read: impl FnMut(&Message) -> T,
+    ) -> Result<(Vec<T::Item>, Seen)> {
+        let mut all = Vec::new();
+        let mut surplus = 0_usize;
+        let seen = self.read_dump(patience, message, absent, what, &mut |step| {
+            let Step::Reply(reply) = step else {
+                all.clear();
+                surplus = 0;
+                return;
+            };
+            for object in read(reply) {
+                if all.len() < MAX_KEPT {
+                    all.push(object);
+                } else {
+                    surplus += 1;
+                }
+            }
+        })?;
+        if surplus > 0 {
+            log::warn!("{what}: only the first {MAX_KEPT} are read, and {surplus} more are not");
+        }
+        Ok((all, seen))
+    }
+
+    fn read_dump(
+        &mut self,
+        patience: Duration,
+        message: &Message,
+        absent: &[Errno],
+        what: &str,
+        each: &mut dyn FnMut(Step<'_>),
+    ) -> Result<Seen> {
         let mut tries = Tries::within(patience);
         loop {
             self.send(std::slice::from_ref(message), NLM_F_REQUEST | NLM_F_DUMP)?;
-            let mut all = Vec::new();
-            match self.receive_dump(&mut all)? {
-                Dump::Ended => return Ok((all, Seen::All)),
+            each(Step::Start);
+            match self.receive_dump(each)? {
+                Dump::Ended => return Ok(Seen::All),
                 Dump::Interrupted if tries.wait() => (),
-                Dump::Interrupted => return Ok((all, Seen::Part)),
-                Dump::Failed((errno, _)) if absent.contains(&errno) => return Ok((all, Seen::All)),
+                Dump::Interrupted => return Ok(Seen::Part),
+                Dump::Failed((errno, _)) if absent.contains(&errno) => return Ok(Seen::All),
                 Dump::Failed((errno, _)) if BUSY.contains(&errno) && tries.wait() => (),
                 Dump::Failed(refusal) => return Err(refused(what.to_owned(), refusal)),
             }
@@ -459,7 +508,7 @@ impl Socket {
 
     /// Reads a dump to its end, even if it has to be repeated: its rest would be taken for the
     /// beginning of the next one.
-    fn receive_dump(&mut self, all: &mut Vec<Message>) -> Result<Dump> {
+    fn receive_dump(&mut self, each: &mut dyn FnMut(Step<'_>)) -> Result<Dump> {
         let mut interrupted = false;
         loop {
             // Messages without room in the socket are missing from this dump.
@@ -472,7 +521,7 @@ impl Socket {
                 // The error of a dump is in its last message, which libraries often ignore.
                 let (code, extended) = match payload {
                     NetlinkPayload::InnerMessage(reply) => {
-                        all.push(reply);
+                        each(Step::Reply(&reply));
                         continue;
                     }
                     NetlinkPayload::Done(done) => (done.code, extended_text(&done.extended_ack)),
@@ -544,6 +593,13 @@ fn refused(what: String, (errno, extended): Refusal) -> anyhow::Error {
     })
 }
 
+/// Progress of a dump.
+enum Step<'a> {
+    /// A try begins; the replies of the one before are void.
+    Start,
+    Reply(&'a Message),
+}
+
 enum Dump {
     Ended,
     Interrupted,
@@ -581,6 +637,12 @@ fn extended_text(attributes: &[u8]) -> Option<String> {
 
 fn attributes(bytes: &[u8]) -> impl Iterator<Item = NlaBuffer<&[u8]>> {
     NlasIterator::new(bytes).filter_map(Result::ok)
+}
+
+/// A number below 2^30 that no tenant guesses: the standard library seeds its hashers for that.
+fn unguessable() -> u32 {
+    let [first, second, third, fourth, ..] = RandomState::new().hash_one(()).to_ne_bytes();
+    u32::from_ne_bytes([first, second, third, fourth]) >> 2
 }
 
 fn nest(kind: u16, attributes: &[DefaultNla]) -> DefaultNla {

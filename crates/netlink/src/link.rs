@@ -33,7 +33,7 @@ use nix::libc::{
 use rtnetlink::LinkUnspec;
 use serde::{Deserialize, Serialize};
 
-use super::{Error, Message, Socket, attributes, nest};
+use super::{Error, Message, Socket, attributes, nest, unguessable};
 use crate::all_of;
 
 /// Index of a link in its namespace. It is never 0: a request with index 0 and a name acts on the
@@ -50,6 +50,8 @@ const ALTIFNAMSIZ: usize = 128;
 const INFINIBAND_ALEN: usize = 20;
 /// sizeof(struct ifinfomsg).
 pub const HEADER_LEN: usize = 16;
+/// How the names that the kernel gives to links begin, and those of [`free_name`].
+pub const FREE_NAME: &str = "dev";
 
 /// A netdev, as the kernel describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -171,16 +173,15 @@ pub fn by_index(socket: &mut Socket, index: Index) -> Result<Option<Link>> {
 /// All links of the namespace.
 pub fn all(socket: &mut Socket) -> Result<Vec<Link>> {
     let message = Message::new(RTM_GETLINK, &request());
-    let replies = socket.dump(&message, &[], "cannot list links")?;
-    Ok(replies.iter().filter_map(parse).collect())
+    socket.dump(&message, &[], "cannot list links", parse)
 }
 
 /// The links of a namespace in which a pod may make and remove links all the time. A link that
-/// stays is always in the list, unless the kernel itself loses count.
-pub fn seen(socket: &mut Socket) -> Result<Vec<Link>> {
+/// stays is always in the list if it is wanted, unless the kernel itself loses count.
+pub fn seen(socket: &mut Socket, is_wanted: impl Fn(&Link) -> bool) -> Result<Vec<Link>> {
     let message = Message::new(RTM_GETLINK, &request());
-    let replies = socket.glance(&message, &[], "cannot list links")?;
-    Ok(replies.iter().filter_map(parse).collect())
+    let read = |reply: &Message| parse(reply).filter(|link| is_wanted(link));
+    socket.glance(&message, &[], "cannot list links", read)
 }
 
 /// What the kernel counts of errors and discards of a link, by its names of the counters, and how
@@ -429,6 +430,12 @@ pub fn set_name(socket: &mut Socket, link: &Link, name: &str) -> Result<()> {
         format!("cannot rename {} to {name}", link.name)
     });
     unless(set, socket, link, &|now| now.name == name)
+}
+
+/// A name for a link whose own is taken. No tenant can take it before: a pod can make links on the
+/// node, and the 32,768 names that the kernel itself would try are few.
+pub fn free_name() -> String {
+    format!("{FREE_NAME}{}", unguessable())
 }
 
 /// Sets the MTU, in bytes.

@@ -105,12 +105,12 @@ pub fn is_any(socket: &mut Socket) -> Result<bool> {
 }
 
 fn dump(socket: &mut Socket) -> Result<Vec<Device>> {
-    let replies = socket.dump(
+    socket.dump(
         &Message::raw(CMD_GET, &[], &[]),
         &[],
         "cannot list RDMA devices",
-    )?;
-    Ok(replies.iter().filter_map(parse).collect())
+        parse,
+    )
 }
 
 fn parse(reply: &Message) -> Option<Device> {
@@ -161,9 +161,9 @@ pub fn rename(socket: &mut Socket, index: u32, name: &str) -> Result<()> {
 pub fn users(socket: &mut Socket, index: u32) -> Result<Vec<u32>> {
     let absent = [Errno::EINVAL, Errno::EOPNOTSUPP];
     let request = Message::raw(CMD_RES_CTX_GET, &[], &[word(ATTR_DEV_INDEX, index)]);
-    let replies = socket.dump(&request, &absent, "cannot list who has an RDMA device open")?;
-    let mut users = Vec::new();
-    for reply in &replies {
+    let what = "cannot list who has an RDMA device open";
+    socket.dump(&request, &absent, what, |reply| {
+        let mut users = Vec::new();
         let contexts = value(&reply.payload, ATTR_RES_CTX).unwrap_or_default();
         for context in NlasIterator::new(contexts)
             .flatten()
@@ -172,8 +172,8 @@ pub fn users(socket: &mut Socket, index: u32) -> Result<Vec<u32>> {
             let id = value(context.value(), ATTR_RES_PID).and_then(|id| id.try_into().ok());
             users.extend(id.map(u32::from_ne_bytes));
         }
-    }
-    Ok(users)
+        users
+    })
 }
 
 fn move_message(device: &Device, to: &impl AsFd) -> Message {

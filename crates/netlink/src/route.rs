@@ -6,7 +6,7 @@
 //! # fn main() -> anyhow::Result<()> {
 //! let mut socket = Socket::open()?;
 //! let lo = link::by_name(&mut socket, "lo")?.expect("every namespace has it");
-//! for route in route::through(&mut socket, lo.index)? {
+//! for route in route::through(&mut socket, lo.index, |_| true)? {
 //!     println!("{} of table {}", route.dst, route.table);
 //! }
 //! # Ok(())
@@ -169,41 +169,73 @@ pub fn message(index: Index, route: &Route) -> RouteMessage {
 
 /// The unicast routes of all tables and both families, each with the index of its link.
 pub fn all(socket: &mut Socket) -> Result<Vec<(Index, Route)>> {
-    let mut routes = dump(socket, AddressFamily::Inet, None)?;
-    routes.extend(dump(socket, AddressFamily::Inet6, None)?);
-    Ok(routes)
+    matching(socket, None, |_| true)
 }
 
-/// The routes through the link with this index.
-pub fn through(socket: &mut Socket, index: Index) -> Result<Vec<Route>> {
-    let mut routes = dump(socket, AddressFamily::Inet, Some(index))?;
-    routes.extend(dump(socket, AddressFamily::Inet6, Some(index))?);
-    Ok(routes
-        .into_iter()
-        .filter(|(of, _)| *of == index)
-        .map(|(_, route)| route)
-        .collect())
+/// Those unicast routes of both families that are wanted, of all tables or of this one, however
+/// many others the namespace has.
+pub fn matching(
+    socket: &mut Socket,
+    table: Option<u32>,
+    is_wanted: impl Fn(&Route) -> bool,
+) -> Result<Vec<(Index, Route)>> {
+    let filter = table.map(RouteAttribute::Table);
+    dump(socket, filter, |_, route| {
+        table.is_none_or(|table| route.table == table) && is_wanted(route)
+    })
 }
 
+/// Shows each unicast route of both families, of whatever table, to `visitor`: more than once if
+/// the kernel interrupts the list.
+pub fn each(socket: &mut Socket, mut visitor: impl FnMut(&Route)) -> Result<()> {
+    let kept = dump(socket, None, |_, route| {
+        visitor(route);
+        false
+    });
+    kept.map(drop)
+}
+
+/// The wanted routes through the link with this index.
+pub fn through(
+    socket: &mut Socket,
+    index: Index,
+    is_wanted: impl Fn(&Route) -> bool,
+) -> Result<Vec<Route>> {
+    let filter = Some(RouteAttribute::Oif(index.get()));
+    let routes = dump(socket, filter, |through, route| {
+        through == index && is_wanted(route)
+    })?;
+    Ok(routes.into_iter().map(|(_, route)| route).collect())
+}
+
+/// The wanted routes of both families. Older kernels do not apply the filter.
 fn dump(
     socket: &mut Socket,
-    family: AddressFamily,
-    index: Option<Index>,
+    filter: Option<RouteAttribute>,
+    mut is_wanted: impl FnMut(Index, &Route) -> bool,
 ) -> Result<Vec<(Index, Route)>> {
-    let mut message = RouteMessage::default();
-    message.header.address_family = family;
-    if let Some(index) = index {
-        message.attributes.push(RouteAttribute::Oif(index.get()));
+    // A kernel without IPv6 answers EOPNOTSUPP; a filter on a link or table that does not exist
+    // makes it answer ENODEV or ENOENT.
+    let absent = [
+        Errno::ENODEV,
+        Errno::ENOENT,
+        Errno::EOPNOTSUPP,
+        Errno::EAFNOSUPPORT,
+    ];
+    let mut routes = Vec::new();
+    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+        let mut message = RouteMessage::default();
+        message.header.address_family = family;
+        message.attributes.extend(filter.clone());
+        let message = Message::new(RTM_GETROUTE, &message);
+        let of_family = socket.dump(&message, &absent, "cannot list routes", |reply| {
+            let mut hops = parse(&reply.payload);
+            hops.retain(|(index, route)| is_wanted(*index, route));
+            hops
+        })?;
+        routes.extend(of_family);
     }
-    let message = Message::new(RTM_GETROUTE, &message);
-    // A kernel without IPv6 answers EOPNOTSUPP; a filter on a link that is gone makes it answer
-    // ENODEV.
-    let absent = [Errno::ENODEV, Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
-    let replies = socket.dump(&message, &absent, "cannot list routes")?;
-    Ok(replies
-        .iter()
-        .flat_map(|reply| parse(&reply.payload))
-        .collect())
+    Ok(routes)
 }
 
 /// Returns one entry per next hop. Local, broadcast and blackhole routes lead through no link and

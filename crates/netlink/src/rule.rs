@@ -4,8 +4,9 @@
 //! use rail_netlink::{Socket, rule};
 //!
 //! # fn main() -> anyhow::Result<()> {
-//! let (rules, _) = rule::all(&mut Socket::open()?)?;
-//! println!("{} rules of the kind that this module makes", rules.len());
+//! rule::each(&mut Socket::open()?, |table, priority| {
+//!     println!("{priority}: lookup {table}");
+//! })?;
 //! # Ok(())
 //! # }
 //! ```
@@ -85,38 +86,46 @@ pub fn message(rule: &Rule) -> RuleMessage {
     message
 }
 
-/// The rules of both families that match nothing but the source, and the tables of all rules.
-pub fn all(socket: &mut Socket) -> Result<(Vec<Rule>, Vec<u32>)> {
-    let (mut rules, mut tables) = (Vec::new(), Vec::new());
-    for message in dump(socket)? {
-        let table = table(&message);
-        let (mut from, mut priority) = (None, 0);
-        for attribute in &message.attributes {
-            match attribute {
-                RuleAttribute::Source(addr) => from = Some(*addr),
-                RuleAttribute::Priority(number) => priority = *number,
-                _ => (),
-            }
+/// Shows table and priority of each rule of both families to `visitor`: more than once if the
+/// kernel interrupts the list.
+pub fn each(socket: &mut Socket, mut visitor: impl FnMut(u32, u32)) -> Result<()> {
+    let kept = dump(socket, |message| -> Option<()> {
+        visitor(table(message), priority(message));
+        None
+    });
+    kept.map(drop)
+}
+
+/// Those of `wanted` that the namespace has, however many others it has.
+pub fn present(socket: &mut Socket, wanted: &[Rule]) -> Result<Vec<Rule>> {
+    dump(socket, |message| {
+        parse(message).filter(|rule| wanted.contains(rule))
+    })
+}
+
+/// `None` where the rule does not match a source.
+fn parse(message: &RuleMessage) -> Option<Rule> {
+    let mut from = message.attributes.iter().filter_map(|attribute| {
+        if let RuleAttribute::Source(address) = attribute {
+            Some(*address)
+        } else {
+            None
         }
-        tables.push(table);
-        rules.extend(from.map(|from| Rule {
-            from,
-            table,
-            priority,
-        }));
-    }
-    Ok((rules, tables))
+    });
+    Some(Rule {
+        from: from.next()?,
+        table: table(message),
+        priority: priority(message),
+    })
 }
 
 /// The tables of the rules of both families that hold for what they do not match (`ip rule add not
 /// ...`).
 pub fn inverted(socket: &mut Socket) -> Result<Vec<u32>> {
-    let is_inverted = |message: &&RuleMessage| message.header.flags.contains(RuleFlags::Invert);
-    Ok(dump(socket)?
-        .iter()
-        .filter(is_inverted)
-        .map(table)
-        .collect())
+    dump(socket, |message| {
+        let is_inverted = message.header.flags.contains(RuleFlags::Invert);
+        is_inverted.then(|| table(message))
+    })
 }
 
 /// The tables of all rules of both families, each with the source prefix to which its rule is
@@ -134,10 +143,7 @@ pub fn sources(socket: &mut Socket) -> Result<Vec<(u32, Option<IpNet>)>> {
         from.filter(|_| is_from)
             .and_then(|from| IpNet::new(from, message.header.src_len).ok())
     };
-    Ok(dump(socket)?
-        .iter()
-        .map(|message| (table(message), source(message)))
-        .collect())
+    dump(socket, |message| Some((table(message), source(message))))
 }
 
 fn table(message: &RuleMessage) -> u32 {
@@ -151,19 +157,31 @@ fn table(message: &RuleMessage) -> u32 {
     number.unwrap_or_else(|| u32::from(message.header.table))
 }
 
-fn dump(socket: &mut Socket) -> Result<Vec<RuleMessage>> {
+fn priority(message: &RuleMessage) -> u32 {
+    let number = message
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            RuleAttribute::Priority(number) => Some(*number),
+            _ => None,
+        });
+    number.unwrap_or_default()
+}
+
+fn dump<T>(socket: &mut Socket, mut read: impl FnMut(&RuleMessage) -> Option<T>) -> Result<Vec<T>> {
     let mut all = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         let mut message = RuleMessage::default();
         message.header.family = family;
         let message = Message::new(RTM_GETRULE, &message);
         let absent = [Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
-        let replies = socket.dump(&message, &absent, "cannot list rules")?;
-        all.extend(
-            replies
-                .iter()
-                .filter_map(|reply| reply.decode(RuleMessage::parse)),
-        );
+        let of_family = socket.dump(&message, &absent, "cannot list rules", |reply| {
+            reply
+                .decode(RuleMessage::parse)
+                .as_ref()
+                .and_then(&mut read)
+        })?;
+        all.extend(of_family);
     }
     Ok(all)
 }

@@ -178,12 +178,13 @@ impl Saved {
     }
 }
 
-/// A dump of both families, as it came.
+/// The wanted part of a dump of both families, as it came.
 fn dump(
     socket: &mut Socket,
     kind: u16,
     header: usize,
     filter: Option<(u16, Index)>,
+    is_wanted: impl Fn(&Saved) -> bool,
 ) -> Result<Vec<Saved>> {
     let mut all = Vec::new();
     for family in [AF_INET, AF_INET6] {
@@ -196,13 +197,12 @@ fn dump(
         // A kernel without IPv6 answers EOPNOTSUPP or EAFNOSUPPORT.
         let absent = [Errno::ENODEV, Errno::EOPNOTSUPP, Errno::EAFNOSUPPORT];
         let message = Message::raw(kind, &bytes, &attributes);
-        let replies = socket.dump(
-            &message,
-            &absent,
-            "cannot list what the host has on the device",
-        )?;
-        let of_family = replies.into_iter().map(|reply| Saved(reply.payload));
-        all.extend(of_family.filter(|one| one.family() == family));
+        let what = "cannot list what the host has on the device";
+        let read = |reply: &Message| {
+            let saved = Saved(reply.payload.clone());
+            (saved.family() == family && is_wanted(&saved)).then_some(saved)
+        };
+        all.extend(socket.dump(&message, &absent, what, read)?);
     }
     Ok(all)
 }
@@ -221,13 +221,10 @@ fn unless_there(done: Result<()>) -> Result<()> {
 /// The addresses of the link with this index, in the order in which they were set. Temporary ones
 /// of IPv6 are left out: only the kernel makes them.
 pub fn addresses(socket: &mut Socket, index: Index) -> Result<Vec<Saved>> {
-    let all = dump(socket, RTM_GETADDR, ADDRESS_HEADER, None)?;
     let is_ours = |one: &Saved| one.u32_at(ADDRESS_INDEX) == Some(index.get());
     let is_temporary = |one: &Saved| one.family() == AF_INET6 && one.flags() & IFA_F_TEMPORARY != 0;
-    Ok(all
-        .into_iter()
-        .filter(|one| is_ours(one) && !is_temporary(one))
-        .collect())
+    let is_wanted = |one: &Saved| is_ours(one) && !is_temporary(one);
+    dump(socket, RTM_GETADDR, ADDRESS_HEADER, None, is_wanted)
 }
 
 /// An address.
@@ -326,11 +323,9 @@ impl Saved {
 /// The routes of all tables that lead through the link with this index, without those that the
 /// kernel itself keeps in the table `local`.
 pub fn routes(socket: &mut Socket, index: Index) -> Result<Vec<Saved>> {
-    let all = dump(socket, RTM_GETROUTE, ROUTE_HEADER, Some((RTA_OIF, index)))?;
-    Ok(all
-        .into_iter()
-        .filter(|one| one.is_through(index) && !one.is_local_of_kernel())
-        .collect())
+    let filter = Some((RTA_OIF, index));
+    let is_wanted = |one: &Saved| one.is_through(index) && !one.is_local_of_kernel();
+    dump(socket, RTM_GETROUTE, ROUTE_HEADER, filter, is_wanted)
 }
 
 /// A route that does not lead through the link with this index, and whose source address is one of
@@ -340,14 +335,14 @@ pub fn route_from(
     index: Index,
     addresses: &[IpAddr],
 ) -> Result<Option<String>> {
-    let all = dump(socket, RTM_GETROUTE, ROUTE_HEADER, None)?;
     let is_one = |one: &Saved| {
         let source = one.address_in(ROUTE_HEADER, RTA_PREFSRC);
         source.is_some_and(|source| addresses.contains(&source))
             && one.number(ROUTE_HEADER, RTA_OIF) != Some(index.get())
             && !one.is_local_of_kernel()
     };
-    Ok(all.iter().find(|one| is_one(one)).map(Saved::describe))
+    let all = dump(socket, RTM_GETROUTE, ROUTE_HEADER, None, is_one)?;
+    Ok(all.first().map(Saved::describe))
 }
 
 /// A route.
@@ -471,12 +466,6 @@ impl Saved {
 
 /// The permanent neighbours of the link with this index.
 pub fn neighbours(socket: &mut Socket, index: Index) -> Result<Vec<Saved>> {
-    let all = dump(
-        socket,
-        RTM_GETNEIGH,
-        NEIGHBOUR_HEADER,
-        Some((NDA_IFINDEX, index)),
-    )?;
     let is_ours = |one: &Saved| {
         let state = one
             .0
@@ -484,7 +473,8 @@ pub fn neighbours(socket: &mut Socket, index: Index) -> Result<Vec<Saved>> {
             .and_then(|state| Some(u16::from_ne_bytes(state.try_into().ok()?)));
         one.u32_at(NEIGHBOUR_INDEX) == Some(index.get()) && state == Some(NUD_PERMANENT)
     };
-    Ok(all.into_iter().filter(is_ours).collect())
+    let filter = Some((NDA_IFINDEX, index));
+    dump(socket, RTM_GETNEIGH, NEIGHBOUR_HEADER, filter, is_ours)
 }
 
 /// A neighbour.

@@ -16,7 +16,6 @@
 //! # }
 //! ```
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::time::{Duration, Instant};
@@ -38,7 +37,7 @@ use nix::libc::{
 use rtnetlink::{LinkMacVlan, LinkUnspec};
 
 use super::link::{HEADER_LEN, Index, Link, name, parse_mac};
-use super::{Answer, Error, Message, Socket, attributes, errno_of, nest};
+use super::{Answer, Error, Message, Socket, attributes, errno_of, nest, unguessable};
 
 /// Kinds that refer to another link without being stacked on it: the other link is their peer.
 const PAIRS: [&str; 3] = ["veth", "netkit", "vxcan"];
@@ -232,12 +231,6 @@ pub fn remove(socket: &mut Socket, links: &[Index]) -> Result<()> {
     removed.or_else(unless_gone)
 }
 
-/// A number below 2^30 that no tenant guesses: the standard library seeds its hashers for that.
-fn unguessable() -> u32 {
-    let [first, second, third, fourth, ..] = RandomState::new().hash_one(()).to_ne_bytes();
-    u32::from_ne_bytes([first, second, third, fourth]) >> 2
-}
-
 fn unless_gone(error: anyhow::Error) -> Result<()> {
     if Error::is(&error, Errno::ENODEV) {
         Ok(())
@@ -256,11 +249,10 @@ fn candidates(socket: &mut Socket, index: Index) -> Result<Vec<(Stacked, i32)>> 
     // A pod that adds and removes links all the time in its own namespace must not delay the
     // caller.
     let message = Message::new(RTM_GETLINK, &message);
-    let (replies, _) = socket.dump_within(Duration::ZERO, &message, &[], "cannot list links")?;
-    Ok(replies
-        .iter()
-        .filter_map(|reply| parse(reply, index))
-        .collect())
+    let read = |reply: &Message| parse(reply, index);
+    let what = "cannot list links";
+    let (found, _) = socket.dump_within(Duration::ZERO, &message, &[], what, read)?;
+    Ok(found)
 }
 
 fn parse(reply: &Message, index: Index) -> Option<(Stacked, i32)> {

@@ -157,7 +157,8 @@ impl HostAddresses {
         let is_own = |source: &Option<IpNet>| {
             source.is_some_and(|from| nets.iter().any(|net| net.contains(&from)))
         };
-        let (rules, all) = (rule::sources(host)?, route::all(host)?);
+        let rules = rule::sources(host)?;
+        let all = route::matching(host, Some(MAIN), |route| route.dst.prefix_len() == 0)?;
         defaults.retain(|default| {
             let sources = || rules.iter().filter(|(table, _)| *table == default.table());
             let is_of_address =
@@ -166,10 +167,7 @@ impl HostAddresses {
                 .route()
                 .is_none_or(|route| route.dst.addr().is_ipv4());
             let is_other = |(index, route): &(Index, Route)| {
-                *index != link.index
-                    && route.table == MAIN
-                    && route.dst.prefix_len() == 0
-                    && route.dst.addr().is_ipv4() == is_v4
+                *index != link.index && route.dst.addr().is_ipv4() == is_v4
             };
             let is_kept_up = default.is_by_router() && all.iter().any(is_other);
             !(is_of_address || is_kept_up)

@@ -171,7 +171,7 @@ fn take_home(cx: &mut Cx<'_>) -> Result<()> {
 /// only what one listing shows is removed.
 fn remove_stacked(pod: &mut Socket, link: &Link) {
     const STACKED: [&str; 6] = ["vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"];
-    let is_stacked = |upper: &Link| {
+    let is_stacked = |upper: &Link| -> bool {
         upper.lower == Some(link.index.get())
             && upper
                 .kind
@@ -179,12 +179,8 @@ fn remove_stacked(pod: &mut Socket, link: &Link) {
                 .is_some_and(|kind| STACKED.contains(&kind))
     };
     let mut remove = || -> Result<()> {
-        let seen = link::seen(pod)?;
-        let uppers: Vec<_> = seen
-            .iter()
-            .filter(|upper| is_stacked(upper))
-            .map(|upper| upper.index)
-            .collect();
+        let uppers = link::seen(pod, is_stacked)?;
+        let uppers: Vec<_> = uppers.iter().map(|upper| upper.index).collect();
         if uppers.is_empty() {
             Ok(())
         } else {
@@ -206,13 +202,10 @@ fn move_home(link: &Link, cx: &mut Cx<'_>) -> Result<()> {
     // Another netdev may have the name by now. The device must leave the pod all the same.
     let name = match link::by_name(&mut cx.host, &original.name)? {
         None => original.name.clone(),
-        Some(_) => locate::free_name(&mut cx.host, link)?,
+        Some(_) => link::free_name(),
     };
     let taken = locate::clashing(link, &mut cx.host)?;
-    let free = |host: &mut Socket| locate::free_name(host, link);
-    let Cx {
-        host, pod, owner, ..
-    } = cx;
+    let Cx { pod, owner, .. } = cx;
     let pod = &mut pod
         .as_mut()
         .context("the namespace of the pod is gone")?
@@ -243,7 +236,7 @@ fn move_home(link: &Link, cx: &mut Cx<'_>) -> Result<()> {
             link,
             &host_ns,
             &link::Move {
-                name: &free(host)?,
+                name: &link::free_name(),
                 ..link::Move::default()
             },
         )?;

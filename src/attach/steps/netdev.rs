@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::attach::context::Cx;
-use crate::attach::locate::{self, Place};
+use crate::attach::locate::Place;
 use crate::attach::step::{Asked, Step, UndoneAt};
 use crate::device::settings::Settings;
 use crate::fail;
@@ -57,7 +57,7 @@ impl Step for Netdev {
         }
         // sysfs has the settings of a device below its name.
         if link.name.contains(char::REPLACEMENT_CHARACTER) {
-            let name = locate::free_name(&mut cx.host, &link)?;
+            let name = link::free_name();
             link::set_name(&mut cx.host, &link, &name)?;
             link.name = name;
             cx.place = Place::Host(link.clone());

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::ops::Range;
 use std::path::Path;
 use std::time::Instant;
 
@@ -18,6 +19,7 @@ use crate::cluster_networks::{is_of_links, overlap};
 use crate::cni::{self, AddResult};
 use crate::netconf::{NetConf, Routing, check_route};
 use crate::{fail, failure, neighbours, node, watchdog};
+use rail_netlink::address::Address;
 use rail_netlink::all_of;
 use rail_netlink::link::{self, Link};
 use rail_netlink::route::{MAIN, Route};
@@ -149,10 +151,7 @@ fn own_slot(
 ) -> Result<Option<u32>> {
     let slot = u32::from(rail);
     let table = conf.first_table + slot;
-    for (index, route) in route::all(pod)?
-        .iter()
-        .filter(|(_, route)| route.table == table)
-    {
+    for (index, route) in &route::matching(pod, Some(table), |_| true)? {
         let Some(link) = link::by_index(pod, *index)? else {
             continue;
         };
@@ -363,19 +362,19 @@ fn check_routes(rail: &Rail, rails: &[String], cx: &mut Cx<'_>) -> Result<()> {
     }
     let node = cx.node;
     let pod = &mut cx.pod()?.socket;
-    let all = route::all(pod)?;
     // The rail's own table matters only for packets from the rail's address.
     let ours: Vec<_> = rail
         .routes
         .iter()
         .filter(|route| route.table == MAIN)
         .collect();
-    let theirs = all
-        .iter()
-        .filter(|(_, route)| route.table == MAIN && route.dst.prefix_len() > 0);
-    let theirs: Vec<_> = theirs
-        .filter(|(_, route)| !is_of_links(route.dst))
-        .collect();
+    // No other route of the pod changes what is decided here.
+    let meets_rail = |other: &Route| {
+        let is_met = ours.iter().any(|route| overlap(route.dst, other.dst))
+            || rail.addresses.iter().any(|net| overlap(*net, other.dst));
+        other.dst.prefix_len() > 0 && !is_of_links(other.dst) && is_met
+    };
+    let theirs = route::matching(pod, Some(MAIN), meets_rail)?;
     for network in &node.cluster_networks {
         let takes = |ours: IpNet| {
             let is_longer = |theirs: &Route| {
@@ -481,24 +480,19 @@ fn asked_from(address: IpAddr) -> Option<IpAddr> {
 
 /// The first number whose table, rule priority and metric are free in the pod.
 fn free_slot(first_table: u32, pod: &mut Socket) -> Result<u32> {
-    let routes = route::all(pod)?;
-    let (rules, mut tables) = rule::all(pod)?;
-    tables.extend(routes.iter().map(|(_, route)| route.table));
-    let mut used: BTreeSet<u32> = tables
-        .into_iter()
-        .filter_map(|table| table.checked_sub(first_table))
-        .collect();
-    used.extend(
-        routes
-            .iter()
-            .filter_map(|(_, route)| route.metric.checked_sub(FIRST_METRIC)),
-    );
-    used.extend(
-        rules
-            .iter()
-            .filter_map(|rule| rule.priority.checked_sub(FIRST_METRIC)),
-    );
-    let free = (FIRST_FREE..FIRST_FREE + 10_000).find(|slot| !used.contains(slot));
+    const SLOTS: Range<u32> = FIRST_FREE..FIRST_FREE + 10_000;
+    let slots = |table: u32, priority: u32| {
+        let of_table = table.checked_sub(first_table);
+        let of_priority = priority.checked_sub(FIRST_METRIC);
+        [of_table, of_priority]
+            .into_iter()
+            .flatten()
+            .filter(|slot| SLOTS.contains(slot))
+    };
+    let mut used = BTreeSet::new();
+    route::each(pod, |route| used.extend(slots(route.table, route.metric)))?;
+    rule::each(pod, |table, priority| used.extend(slots(table, priority)))?;
+    let free = SLOTS.into_iter().find(|slot| !used.contains(slot));
     free.ok_or_else(|| failure!(Internal, "the pod has no free routing table"))
 }
 
@@ -724,7 +718,7 @@ impl Rail {
         let mut differences = self.of_link(&link, previous, cx);
         let pod = &mut cx.pod()?.socket;
         differences.extend(self.address_differences(&link, pod)?);
-        let routes = route::through(pod, link.index)?;
+        let routes = route::through(pod, link.index, |route| self.concerns(route))?;
         let missing_routes = self.missing_routes(&routes);
         if !missing_routes.is_empty() {
             differences.extend(missing_routes);
@@ -739,7 +733,7 @@ impl Rail {
             differences.push("it carries a default route".to_owned());
         }
         if !self.rules.is_empty() {
-            let (rules, _) = rule::all(pod)?;
+            let rules = rule::present(pod, &self.rules)?;
             for rule in &self.rules {
                 if !rules.contains(rule) {
                     differences.push(format!("the rule {rule} is gone"));
@@ -751,7 +745,8 @@ impl Rail {
 
     /// Addresses that are gone, or in use elsewhere.
     fn address_differences(&self, link: &Link, pod: &mut Socket) -> Result<Vec<String>> {
-        let addresses = address::all(pod, link.index)?;
+        let is_of_rail = |address: &Address| self.addresses.contains(&address.net);
+        let addresses = address::matching(pod, link.index, is_of_rail)?;
         let mut differences = Vec::new();
         for net in &self.addresses {
             match addresses.iter().find(|address| address.net == *net) {
@@ -763,6 +758,14 @@ impl Rail {
             }
         }
         Ok(differences)
+    }
+
+    /// Whether CHECK compares with this route of the rail's interface. The pod may have a million
+    /// others.
+    fn concerns(&self, route: &Route) -> bool {
+        let is_default = route.dst.prefix_len() == 0 && route.table == MAIN;
+        let mut wanted = self.routes.iter();
+        is_default || wanted.any(|wanted| wanted.is_same_path(route) || wanted.is_moved_to(route))
     }
 
     /// Routes of the rail that are not among those of its interface.

@@ -44,8 +44,12 @@ pub fn find(functions: &HashSet<String>) -> Result<Vec<Lost>> {
     }
     let deadline = Instant::now() + watchdog::part(SEARCH);
     let seen = every_netns::visit(Which::All, deadline, |socket, netns| {
-        for link in link::seen(socket)? {
-            let Some(id) = link.parent.clone().filter(|id| functions.contains(id)) else {
+        let is_of_rail = |link: &Link| {
+            let id = link.parent.as_ref();
+            id.is_some_and(|id| functions.contains(id))
+        };
+        for link in link::seen(socket, is_of_rail)? {
+            let Some(id) = link.parent.clone() else {
                 continue;
             };
             // A VLAN has no parent; a representor's parent is its PF's function, which is on the

@@ -18,7 +18,7 @@ use rail_cni::cluster_networks::overlap;
 use rail_cni::files;
 use rail_cni::node::Node;
 use rail_cni::pool::Allocation;
-use rail_netlink::route::{self, MAIN};
+use rail_netlink::route::{self, MAIN, Route};
 use rail_netlink::{Socket, link};
 use rail_plan::document;
 
@@ -196,14 +196,10 @@ fn of_host(inventory: &Inventory) -> Vec<Known> {
         let rails: Vec<_> = rails.flatten().map(|link| link.index).collect();
         let links = link::all(&mut host)?;
         let mut known: Vec<Known> = Vec::new();
-        for (index, route) in route::all(&mut host)? {
+        let is_network = |route: &Route| route.dst.prefix_len() > 0 && !is_of_links(route.dst);
+        for (index, route) in route::matching(&mut host, Some(MAIN), is_network)? {
             let is_new = !known.iter().any(|one| one.network == route.dst);
-            if route.table == MAIN
-                && route.dst.prefix_len() > 0
-                && !is_of_links(route.dst)
-                && !rails.contains(&index)
-                && is_new
-            {
+            if !rails.contains(&index) && is_new {
                 let by = links
                     .iter()
                     .find(|link| link.index == index)

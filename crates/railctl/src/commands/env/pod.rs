@@ -257,9 +257,8 @@ fn only_port(function: &Function) -> Result<Port, String> {
 
 /// The interface of the default route, if all of them have the same.
 fn default_interface(links: &[Link], socket: &mut Socket) -> Result<Option<String>> {
-    let all = route::all(socket)?.into_iter();
-    let defaults = all.filter(|(_, route)| route.table == MAIN && route.dst.prefix_len() == 0);
-    let indexes: BTreeSet<_> = defaults.map(|(index, _)| index).collect();
+    let defaults = route::matching(socket, Some(MAIN), |route| route.dst.prefix_len() == 0)?;
+    let indexes: BTreeSet<_> = defaults.into_iter().map(|(index, _)| index).collect();
     let mut names = links
         .iter()
         .filter(|link| indexes.contains(&link.index) && is_netdev_name(&link.name));
