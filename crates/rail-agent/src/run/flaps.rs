@@ -120,6 +120,10 @@ impl Losses {
         } else {
             was_flapping && !self.is_quiet(now)
         };
+        if was_flapping && !self.is_flapping {
+            // One more loss is a new beginning.
+            self.times.clear();
+        }
         self.is_flapping && !was_flapping
     }
 
@@ -148,6 +152,8 @@ mod tests {
             ("01110000", "...!~~.."),
             // The link was there at each look.
             ("0300000", ".!~~..."),
+            // After the end, one loss is not yet another beginning.
+            ("03000100", ".!~~...."),
             // A minute between two losses: two minutes of quiet end it.
             ("01000100010000000000", ".........!~~~~~~~..."),
         ] {
