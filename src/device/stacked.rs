@@ -20,7 +20,7 @@ use crate::fail;
 use crate::netns::Netns;
 use crate::watchdog;
 use rail_netlink::Socket;
-use rail_netlink::link::Link;
+use rail_netlink::link::{self, Link};
 use rail_netlink::stacked::{self, NO_VLAN, Receiver, Stacked};
 
 /// Present where the kernel has VLANs, whether as a module or not (vlan_proc_init).
@@ -120,6 +120,26 @@ fn where_to_look(receiver: Receiver, may_carry_vlans: bool) -> Option<Which> {
 /// come to do so any more. `was_up`: on the host.
 pub fn receiver_in_pod(link: &Link, was_up: bool, pod: &mut Socket) -> Result<Receiver> {
     receiver(link, vlans_in_use(was_up), pod)
+}
+
+/// Whether another namespace takes the frames of a rail in use. A process with CAP_NET_ADMIN and the
+/// number of the node's namespace can make a macvlan on it at any time. Links of the pod itself are
+/// its own business, and hide others.
+pub fn is_tapped(link: &Link, pod: &mut Socket) -> Result<bool> {
+    if link.master.is_some() || stacked::receiver(pod, link)? != Receiver::Somebody {
+        return Ok(false);
+    }
+    Ok(of_namespace(link, pod)?.is_empty())
+}
+
+/// The links in the namespace of `link` itself that are stacked on it.
+pub fn of_namespace(link: &Link, socket: &mut Socket) -> Result<Vec<Link>> {
+    const STACKED: [&str; 6] = ["vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"];
+    let is_stacked = |upper: &Link| {
+        let kind = upper.kind.as_deref().unwrap_or_default();
+        upper.lower == Some(link.index.get()) && STACKED.contains(&kind)
+    };
+    link::seen(socket, is_stacked)
 }
 
 /// Which VLANs an ADD asks for.

@@ -246,3 +246,32 @@ fn until(is_so: impl Fn() -> bool) {
     }
     panic!("it did not come to be so");
 }
+
+/// A pod with CAP_NET_ADMIN makes a macvlan on the rail of another, which runs. The pod's own is
+/// its own business.
+#[test]
+fn check_reports_a_link_of_another_namespace_on_a_running_rail() {
+    let Some(bench) = Bench::new("tapped") else {
+        return;
+    };
+    let result = bench.cni("ADD", 0).ok().json();
+    let [victim, other] = &bench.pods;
+    let check = || {
+        let config = with(bench.config.clone(), json!({ "prevResult": result }));
+        bench.host.call("CHECK", "c1", victim).run(&config)
+    };
+    let make = "link add mv link net1 type macvlan mode";
+    for mode in ["source", "private"] {
+        bench.host.ip_in(victim, &format!("{make} {mode}"));
+        check().ok();
+        let netns = other.file_name().unwrap().to_str().unwrap();
+        bench
+            .host
+            .ip_in(victim, &format!("link set mv netns {netns}"));
+        let msg = check().error(100)["msg"].to_string();
+        assert!(msg.contains("takes frames of 0000:01:10.0"), "{msg}");
+        bench.host.ip_in(other, "link del mv");
+        check().ok();
+    }
+    bench.cni("DEL", 0).ok();
+}

@@ -8,7 +8,7 @@ use crate::attach::locate::{self, Place};
 use crate::attach::step::{Asked, Made, Step, UndoneAt};
 use crate::cni::AddResult;
 use crate::device::alias::Alias;
-use crate::device::stacked::receiver_in_pod;
+use crate::device::stacked::{is_tapped, of_namespace, receiver_in_pod};
 use crate::netconf::NetConf;
 use crate::netns::Netns;
 use crate::{fail, watchdog};
@@ -53,11 +53,15 @@ impl Step for Move {
     }
 
     fn check(&self, _previous: &AddResult, cx: &mut Cx<'_>) -> Result<Vec<String>> {
-        if cx.link_in_pod().is_some() {
-            return Ok(Vec::new());
-        }
-        let id = &cx.owner.device.id;
-        Ok(vec![format!("the device {id} is not in the pod")])
+        let id = cx.owner.device.id.clone();
+        let Some(link) = cx.link_in_pod() else {
+            return Ok(vec![format!("the device {id} is not in the pod")]);
+        };
+        let is_tapped = is_tapped(&link, &mut cx.pod()?.socket)?;
+        let tapped = format!(
+            "a link in another namespace, such as a macvlan of another pod with CAP_NET_ADMIN, takes frames of {id}"
+        );
+        Ok(is_tapped.then_some(tapped).into_iter().collect())
     }
 }
 
@@ -116,8 +120,8 @@ fn move_to_pod(conf: &NetConf, alias: Option<&str>, cx: &mut Cx<'_>) -> Result<(
     refuse_shared(cx)
 }
 
-/// Fails while somebody else takes the device's frames. From here on nobody outside of the pod can
-/// come to do so, and the link is not up yet.
+/// Fails while somebody else takes the device's frames. The link is not up yet. CHECK asks again:
+/// who has CAP_NET_ADMIN can come to do so later.
 fn refuse_shared(cx: &mut Cx<'_>) -> Result<()> {
     let Some(link) = cx.link_in_pod() else {
         return Ok(());
@@ -170,16 +174,8 @@ fn take_home(cx: &mut Cx<'_>) -> Result<()> {
 /// namespaces. A pod that makes and removes links without a pause must not delay its own end, so
 /// only what one listing shows is removed.
 fn remove_stacked(pod: &mut Socket, link: &Link) {
-    const STACKED: [&str; 6] = ["vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"];
-    let is_stacked = |upper: &Link| -> bool {
-        upper.lower == Some(link.index.get())
-            && upper
-                .kind
-                .as_deref()
-                .is_some_and(|kind| STACKED.contains(&kind))
-    };
     let mut remove = || -> Result<()> {
-        let uppers = link::seen(pod, is_stacked)?;
+        let uppers = of_namespace(link, pod)?;
         let uppers: Vec<_> = uppers.iter().map(|upper| upper.index).collect();
         if uppers.is_empty() {
             Ok(())
