@@ -193,8 +193,18 @@ pub fn record(data: &[u8]) {
     let records = Records::open_existing(&node)
         .expect("directories")
         .expect("directories");
-    let on_file = records.on_file(&ours).expect("an answer");
-    let found = records.find(&ours).expect("an answer");
+    let on_file = records.on_file(&ours);
+    let found = records.find(&ours);
+    for error in [&on_file, &found]
+        .into_iter()
+        .filter_map(|answer| answer.as_ref().err())
+    {
+        judge::refused(error, &[5]);
+        assert!(
+            format!("{error:#}").contains(&name),
+            "the error does not name the file: {error:#}"
+        );
+    }
     let (all, unreadable) = records.all().expect("an answer");
     let is_record = matches!(
         serde_json::from_slice::<Value>(part(0)),
@@ -204,7 +214,7 @@ pub fn record(data: &[u8]) {
         is_record || unreadable == [name.clone()],
         "a damaged record is not told of: {unreadable:?}"
     );
-    assert!(unreadable.is_empty() || on_file.is_none());
+    assert!(unreadable.is_empty() || on_file.is_err());
     // One attachment has one record.
     let keys: HashSet<_> = all
         .iter()
@@ -212,7 +222,7 @@ pub fn record(data: &[u8]) {
         .collect();
     assert_eq!(keys.len(), all.len());
     assert!(all.len() <= 2);
-    assert!(on_file.is_none() || found.is_some());
+    assert!(!matches!(on_file, Ok(Some(_))) || matches!(found, Ok(Some(_))));
     let mut lock = records.locks.device(DEVICE).expect("a lock");
     let claims = records
         .claims_on(DEVICE, &mut lock, None)
