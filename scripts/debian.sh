@@ -57,7 +57,7 @@ unpack() {
     mkdir -p "$debs" "$into"
     (cd "$debs" && apt-get download "$@") >>"$log" 2>&1 || cannot "cannot download $*" log
     for deb in "$debs"/*.deb; do
-        # Whoever calls this in an `if` has switched errexit off.
+        # A caller that uses this in an `if` has switched errexit off.
         dpkg-deb -x "$deb" "$into" || cannot "cannot unpack ${deb##*/}"
     done
     rm -rf "$debs"

@@ -85,7 +85,7 @@ set_up_spine() {
     done
 }
 
-# What is of the leaf's own network but on no port of it is nowhere.
+# Addresses of the leaf's own network that are on none of its ports lead nowhere.
 set_up_uplinks() {
     local k hops=''
     for k in "${spines[@]}"; do
@@ -168,7 +168,7 @@ cni() {
         "$bin/rail-cni" <"$dir/node-$n/conf" >"$dir/node-$n/out" 2>"$dir/node-$n/err"
 }
 
-# What a DEL must restore: name, MTU, MAC, up or down.
+# The state that a DEL must restore: name, MTU, MAC, up or down.
 state_of() {
     ip -n "node-$1" -o link show type veth |
         sed -E 's/^[0-9]+: ([^@:]+).*<([^>]*)>.* mtu ([0-9]+).*link\/ether ([0-9a-f:]+).*/\1 \3 \4 \2/' | sort

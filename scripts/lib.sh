@@ -8,8 +8,9 @@ target=${CARGO_TARGET_DIR:-$root/target}
 PATH=$PATH:${CARGO_HOME:-${HOME:-/root}/.cargo}/bin:/usr/local/go/bin:/usr/sbin:/sbin
 export PATH
 
-# What is installed in one folder, in the order in which an upgrade replaces it: a new rail-cni never meets an old
-# rail-ipam, and before the new rail-cni writes its first record, railctl is one that reads the records of both.
+# The executables that are installed in one folder, in the order in which an upgrade replaces them: a new rail-cni never
+# meets an old rail-ipam, and before the new rail-cni writes its first record, railctl is one that reads the records of
+# both.
 executables=(rail-ipam railctl rail-cni)
 
 die() {
@@ -255,7 +256,7 @@ for_aarch64() {
 
 tell() { printf '%s: %s\n' "${0##*/}" "$1" >&2; }
 
-# Where fetched tools are kept.
+# The folder of fetched tools.
 cache_dir() { printf '%s/rail-cni' "${XDG_CACHE_HOME:-${HOME:-/root}/.cache}"; }
 
 # has_executables FOLDER: all that is installed is there.

@@ -22,7 +22,7 @@ pub const FILE: &str = "calls";
 const MOST: u64 = 4 << 20;
 /// Characters that are kept of a text. Most of them come from a pod's manifest.
 const LONGEST: usize = 1024;
-/// How many warnings, and how many restored devices, are kept of a call.
+/// Limit of the warnings, and of the restored devices, that are kept of a call.
 const MOST_TEXTS: usize = 8;
 
 struct Call {

@@ -1,4 +1,4 @@
-//! What a verb that failed reports to the runtime: one JSON object with an error code of the CNI
+//! The report of a failed verb to the runtime: one JSON object with an error code of the CNI
 //! specification. The code is chosen here and nowhere else.
 
 use std::fmt;

@@ -13,10 +13,10 @@ use anyhow::{Context as _, Result};
 use crate::netns::Netns;
 use rail_netlink::Socket;
 
-/// Which namespaces are visited.
+/// The namespaces to visit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// Those that a runtime has mounted.
+    /// Namespaces that a runtime has mounted.
     Mounted,
     /// The mounted ones and those that exist only through processes. This reads /proc of every
     /// process of the node.
@@ -25,7 +25,7 @@ pub enum Which {
     Kept,
 }
 
-/// How much of the node was visited.
+/// The extent of the visit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// Every namespace that could be entered, or as many as the visitor wanted.
@@ -129,9 +129,9 @@ fn unescaped(word: &[u8]) -> PathBuf {
     std::ffi::OsString::from_vec(bytes).into()
 }
 
-/// What a process may keep a namespace by, besides being in it: its threads, and its open files, as
-/// far as they name what they are (d_path: a file that was opened where the namespace is mounted
-/// has the name of that place).
+/// The ways in which a process may keep a namespace without being in it: its threads, and its open
+/// files, as far as they name themselves (d_path: a file that was opened where the namespace is
+/// mounted has the name of that place).
 fn kept_by(process: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     let list = |name: &str| {
         fs::read_dir(process.join(name))

@@ -1,5 +1,5 @@
-//! What is wrong with a file or a configuration: where, at which key, what, and what to do about
-//! it. A fault is kept as a value; [`Fault`]'s `Display` is the only place that makes a line of it.
+//! A fault of a file or a configuration: place, key, problem, and remedy. A fault is kept as a
+//! value; [`Fault`]'s `Display` is the only place that makes a line of it.
 
 use std::fmt;
 
@@ -49,10 +49,10 @@ pub struct Fault {
     pub subject: String,
     /// The key, such as `spec.routes[0].dst`; empty for the whole.
     pub path: String,
-    /// What is wrong.
+    /// The problem.
     pub problem: String,
-    /// What to do about it; empty where the problem says it. It is a box so that a result with a
-    /// fault stays small.
+    /// The remedy; empty where the problem tells it. It is a box so that a result with a fault
+    /// stays small.
     pub remedy: Box<str>,
 }
 

@@ -28,7 +28,7 @@ use crate::{fail, watchdog};
 /// ADD; a store of many nodes has a file per node.
 const MAX_FILE: u64 = 16 << 20;
 
-/// How the name of a half-written file begins.
+/// Prefix of the name of a half-written file.
 const TEMPORARY: &str = ".tmp.";
 
 /// Reads a regular file that an operator named, perhaps by a symbolic link. Anything else is
@@ -47,8 +47,8 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     content(file, &metadata)
 }
 
-/// What is in the file, up to the largest size. The buffer has room for a little more than the
-/// file: one read fetches all of it, a second one sees the end.
+/// Reads the content of the file, up to the largest size. The buffer has room for a little more
+/// than the file: one read fetches all of it, a second one sees the end.
 fn content(file: File, metadata: &Metadata) -> io::Result<Vec<u8>> {
     let size = usize::try_from(metadata.len().min(MAX_FILE)).unwrap_or_default();
     let mut content = Vec::with_capacity(size + 64);
@@ -324,7 +324,7 @@ impl Dir {
         self.names_where(|_| true)
     }
 
-    /// The same of those that are meant: no other name is copied.
+    /// Like [`Dir::names`], for the wanted names alone: no other one is copied.
     pub fn names_where(&self, is_meant: impl Fn(&str) -> bool) -> Result<Vec<String>> {
         let mut names = Vec::new();
         self.visit(|name| {
@@ -392,8 +392,8 @@ impl Dir {
     /// that has no other use. The kernel releases it when the process ends, however it ends. Fails
     /// with [`Code::TryAgain`](crate::error::Code::TryAgain), naming the holder.
     pub fn lock(&self, name: &str, patience: Duration) -> Result<Lock> {
-        /// Those who wait try equally often, whenever they came, and not in step: so each gets its
-        /// turn.
+        /// All waiting processes try equally often, whenever they came, and not in step: so each
+        /// gets its turn.
         const PAUSE: Duration = Duration::from_millis(1);
         const JITTER: u32 = 4_000_000;
         let deadline = Instant::now() + patience;
@@ -655,7 +655,7 @@ pub fn process_started() {
     STARTED.get_or_init(since_boot);
 }
 
-/// When this process began, as time since boot ([`since_boot`]).
+/// The start of this process, as time since boot ([`since_boot`]).
 pub fn started() -> Duration {
     *STARTED.get_or_init(since_boot)
 }

@@ -92,8 +92,8 @@ struct State {
     format: Format,
 }
 
-/// How many warnings of a call are kept for [`told`]. A tenant's configuration can cause any
-/// number.
+/// Limit of the warnings of a call that are kept for [`told`]. A tenant's configuration can cause
+/// any number.
 const MOST_WARNINGS: usize = 32;
 
 /// Bytes of a message that are shown. A tenant's value may have any length.
@@ -101,8 +101,8 @@ const LONGEST: usize = 2 << 10;
 /// Bytes of a column that are shown.
 const LONGEST_COLUMN: usize = 320;
 
-/// What may still be logged. A call has some room, whatever its configuration causes; a command
-/// that a person typed has no end of it.
+/// The room that is left for lines. A call has some room, whatever its configuration causes; a
+/// command that a person typed has no end of it.
 struct Room {
     lines: usize,
     bytes: usize,
@@ -308,7 +308,7 @@ struct Stderr {
 }
 
 impl Stderr {
-    /// How long the lines of this process may wait in total.
+    /// Limit of the total time that the lines of this process may wait.
     const PATIENCE: Duration = Duration::from_secs(1);
     /// A pipe that poll(2) reports as writable has room for this many bytes (PIPE_BUF in pipe(7)).
     const ROOM: usize = 4096;

@@ -22,7 +22,7 @@ use rail_netlink::vf::{LinkState, VfState, Vlan};
 /// A configuration that can be acted on.
 #[derive(Clone, Debug)]
 pub struct NetConf {
-    /// Which device is meant.
+    /// The device's names.
     pub selector: Selector,
     /// Number of the rail. With `None` it is the rail of the device's PF in node.json; where
     /// node.json lists no rails, the network gets a free routing table.
@@ -57,7 +57,7 @@ pub struct NetConf {
     pub gid: Option<Probe>,
     /// Whether ADD asks the gateway, and how.
     pub probe: Option<Probe>,
-    /// How many planes of the rail must have a carrier.
+    /// Number of the rail's planes that must have a carrier.
     pub min_planes: Option<u8>,
     /// Whether DEL resets the function (FLR).
     pub reset_on_del: bool,
@@ -68,11 +68,11 @@ pub struct NetConf {
     pub is_of_host: bool,
     /// Takes precedence over the IPAM's.
     pub dns: Dns,
-    /// Where the runtime wants the device-info file.
+    /// Path of the device-info file, as the runtime wants it.
     pub device_info: Option<PathBuf>,
 }
 
-/// How the device is named. At least one is given; those that are given must mean the same device.
+/// The names of the device. At least one is given; those that are given must mean the same device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector {
     /// PCI address or name on the auxiliary bus.
@@ -99,7 +99,7 @@ impl std::fmt::Display for Selector {
     }
 }
 
-/// Where the routes of a rail are.
+/// The place of a rail's routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Routing {
     /// In a table of the rail's own, with a rule for the rail's addresses, and in the main table.
@@ -136,7 +136,7 @@ pub struct RdmaQos {
 pub struct Probe {
     /// ADD fails without it; else it warns.
     pub required: bool,
-    /// How long ADD waits for it.
+    /// Time limit for it in ADD.
     pub timeout: Duration,
 }
 
@@ -263,7 +263,7 @@ pub const ARGS: [&str; 5] = ["mac", "guid", "pkey", IB_APP, "ips"];
 /// partition.
 pub const IB_APP: &str = "mellanox.infiniband.app";
 
-/// All that is read of a network configuration. The rest of `ipam` is for the IPAM to read.
+/// Every key of a network configuration that is read. The rest of `ipam` is for the IPAM to read.
 pub const NETWORK: Keys = Keys {
     names: &[Raw::KEYS, &OTHERS, &GC_KEYS],
     inside: &[
@@ -305,7 +305,8 @@ impl NetConf {
         if is_chained {
             refuse_beside_rdma(network)?;
         }
-        // What a pod asks of every plugin in the list is for the one that attaches the netdev.
+        // A pod's settings for every plugin in the list are meant for the one that attaches the
+        // netdev.
         let ((vf, vf_keys), mac, pkey) = match is_chained {
             true => Default::default(),
             false => (
@@ -389,7 +390,7 @@ impl NetConf {
 /// The `type` of rdma-cni, whose configurations mean the same here.
 pub const RDMA_CNI: &str = "rdma";
 
-/// What can be read of any network, whatever else is wrong with it: for DEL, and for verbs that
+/// The readable part of any network, whatever else is wrong with it: for DEL, and for verbs that
 /// need no more.
 #[derive(Clone, Copy, Debug)]
 pub struct Outline<'n> {
@@ -489,7 +490,7 @@ fn check_policy(
     mut keys: impl Iterator<Item = &'static str>,
     node: &Node,
 ) -> Result<()> {
-    // Where node.json lists rails, the device decides which rail it is: `device::check`.
+    // With rails in node.json, the device decides which rail it is: `device::check`.
     if let Some(allowed) = &node.policy.rails {
         if (rail.is_some() || node.rails.is_empty())
             && !rail.is_some_and(|rail| allowed.contains(&rail))
@@ -962,7 +963,7 @@ fn device_info(network: &Network, node: &Node) -> Result<Option<PathBuf>> {
     )
 }
 
-/// How long a pod's start may wait; a DEL that comes meanwhile waits as long (record.rs).
+/// Longest wait of a pod's start; a DEL that comes meanwhile waits as long (record.rs).
 const LONGEST_PROBE: Duration = Duration::from_secs(30);
 
 /// The key `key` with its default, and how long ADD waits: `KEYTimeout`, with its default.

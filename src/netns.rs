@@ -80,7 +80,7 @@ impl Netns {
     /// /proc/sys/net belong to the namespace; /sys still belongs to the host.
     pub fn run<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let home = File::open(OF_THREAD).with_context(|| format!("cannot open {OF_THREAD}"))?;
-        // Who has rights over the other namespace alone, as in a container of its own user
+        // A process with rights over the other namespace alone, as in a container of its own user
         // namespace, could not come back.
         setns(&home, CloneFlags::CLONE_NEWNET)
             .context("this process could not return to its own network namespace")?;

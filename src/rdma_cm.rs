@@ -1,4 +1,4 @@
-//! What connections of an RDMA device get by default: the ToS of those by the RDMA CM, in configfs,
+//! The defaults for connections of an RDMA device: the ToS of those by the RDMA CM, in configfs,
 //! and the traffic class of a port, which only the driver of MLNX_OFED has.
 
 use std::fs::{self, File};
@@ -19,8 +19,8 @@ pub struct Cm {
 }
 
 impl Cm {
-    /// Where configfs is mounted below `sysfs`, or else in a mount at no path. An error is the
-    /// reason for people.
+    /// Opens configfs below `sysfs`, or else in a mount at no path. An error is the reason for
+    /// people.
     pub fn open(sysfs: &Path) -> Result<Cm, String> {
         Cm::find(sysfs)?.ok_or_else(|| {
             "configfs has no rdma_cm: run `modprobe rdma_cm` (CONFIG_INFINIBAND_ADDR_TRANS_CONFIGFS)"
@@ -28,7 +28,7 @@ impl Cm {
         })
     }
 
-    /// The same; `None` where configfs has no rdma_cm.
+    /// Like [`Cm::open`]; `None` where configfs has no rdma_cm.
     pub fn find(sysfs: &Path) -> Result<Option<Cm>, String> {
         let is_there = |directory: &Path| match directory.metadata() {
             Ok(found) => Ok(found.is_dir()),

@@ -182,7 +182,7 @@ impl Function {
         Ok(is_there && !is_stacked(&sysfs.join("class/net").join(name)))
     }
 
-    /// The same function in the sysfs at `root`.
+    /// This function in the sysfs at `root`.
     pub fn seen_in(&self, root: &Path) -> Function {
         let bus = if self.is_auxiliary {
             "auxiliary"
@@ -416,12 +416,12 @@ impl Function {
             .with_context(|| format!("cannot look for {}", folder.display()))
     }
 
-    /// The same for messages: empty if they cannot be listed.
+    /// The RDMA devices for messages: empty if they cannot be listed.
     pub fn rdma_devices(&self) -> Vec<String> {
         self.list_rdma_devices().unwrap_or_default()
     }
 
-    /// What its RDMA devices in the namespace of this sysfs have counted, by the driver's names
+    /// The counters of its RDMA devices in the namespace of this sysfs, by the driver's names
     /// (Linux has them in hw_counters), all devices and ports together.
     pub fn rdma_counters(&self) -> BTreeMap<String, u64> {
         let mut counters = BTreeMap::new();
@@ -689,7 +689,7 @@ pub struct Gid {
 pub struct Mounted(OwnedFd);
 
 impl Mounted {
-    /// That of the namespace which this thread is in: inside of [`crate::netns::Netns::run`], a
+    /// Mounts the sysfs of this thread's namespace: inside of [`crate::netns::Netns::run`], a
     /// pod's.
     pub fn here() -> Result<Mounted> {
         let mounted = Mounted::of("sysfs", MountAttrFlags::MOUNT_ATTR_RDONLY);

@@ -9,7 +9,7 @@ use aya::programs::{LinkOrder, Xdp, XdpFlags};
 /// --rename-section xdp=classifier`.
 pub const OBJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/xdp-drop.o");
 
-/// Where on the netdev it runs.
+/// The hook on the netdev.
 #[derive(Clone, Copy, Debug)]
 pub enum Hook {
     /// XDP, in the driver or before it.

@@ -149,7 +149,7 @@ refused() {
     back "refused: $1"
 }
 
-# What runtimes do wrong, or have no choice about.
+# Faults of runtimes, and cases in which they have no choice.
 recovery() {
     network single "$(rail 1.1.0)" 1.1.0
     succeeds "recovery: del of what was never added" cnitool del single "$pod"
@@ -208,7 +208,7 @@ make_device() {
     before=$(host_device)
 }
 
-# What the kernel would show of a PF with one VF, whose netdev is our veth.
+# Makes the sysfs of a PF with one VF, whose netdev is our veth.
 build_sysfs() {
     local devices=$1/bus/pci/devices drivers=$1/bus/pci/drivers
     mkdir -p "$devices/$pf/net/pf0" "$devices/$vf/net/vf0" "$drivers/igb" "$drivers/igbvf" "$1/class/net/"{pf0,vf0}

@@ -177,7 +177,7 @@ fn plugin_configs(network: &Value) -> Vec<Value> {
         .collect()
 }
 
-/// What Multus adds to every plugin of a NAD with a resource.
+/// The device as Multus adds it to every plugin of a NAD with a resource.
 fn with_device(mut config: Value, id: &str) -> Value {
     config["deviceID"] = json!(id);
     config["pciBusID"] = json!(id);
@@ -300,7 +300,7 @@ fn one_network_takes_a_device_of_every_rail() {
     }
 }
 
-/// What the driver's container lacks is what node.json names, or has by default.
+/// The driver's container lacks the directories that node.json names, or has by default.
 #[test]
 fn the_driver_for_claims_sees_the_directories_of_rail_cni() {
     let [patch] = &yaml_documents(&read("conf/dra-driver-sriov.yaml")).unwrap()[..] else {
@@ -746,7 +746,7 @@ fn documents() -> Vec<(String, String)> {
         .collect()
 }
 
-/// What GitHub calls the headings of a page.
+/// The anchors that GitHub makes of the headings of a page.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = text.lines().filter(|line| line.starts_with('#'));
     let is_kept = |c: &char| c.is_alphanumeric() || ['-', '_', ' '].contains(c);
@@ -858,7 +858,7 @@ fn first_column(text: &str, heading: &str) -> Vec<String> {
     column(text, heading, 1)
 }
 
-/// The same of another column.
+/// Like [`keys`], of another column.
 fn column(text: &str, heading: &str, number: usize) -> Vec<String> {
     let (_, section) = text
         .split_once(&format!("\n{heading}\n"))
@@ -1007,7 +1007,7 @@ fn the_node_with_roce_is_the_other_node_with_one_key_more() {
     );
 }
 
-/// What `policy` does before a device is looked at. Its other keys are those of a device:
+/// The effects of `policy` before a device is looked at. Its other keys are those of a device:
 /// `tests/netns/rails/device.rs`.
 #[test]
 fn the_policy_does_what_its_tables_say() {
@@ -1525,7 +1525,7 @@ fn every_item_of_the_contract_has_a_test_that_names_it() {
     let items = numbered(&contract);
     assert_eq!(items.len(), 123);
 
-    // What a file's head says is what is in it by and large.
+    // The head of a file tells its content by and large.
     let is_of_a_test = |line: &&str| !line.starts_with("//!");
     let text: String = test_files()
         .chain(["src/error.rs", "src/cni/result.rs"].map(str::to_owned))

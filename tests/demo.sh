@@ -64,7 +64,7 @@ says() { grep -qE -- "$1" "$work/said" || { printf 'no %s in:\n' "$1" && cat "$w
 # rows REGEX: how many rows of the picture match.
 rows() { sed -n '/^== What happened/,$p' "$work/said" | grep -cE -- "^   pod-.*$1" || true; }
 
-# Nothing is wider than 80 columns, apart from a target folder elsewhere, and nothing is coloured.
+# No line has more than 80 columns, apart from a target folder elsewhere, and no line is coloured.
 fits_a_terminal() {
     if grep -vF "$target" "$work/said" | grep -E '.{81}'; then return 1; fi
     if grep -n $'[\e\r]' "$work/said"; then return 1; fi

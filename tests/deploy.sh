@@ -70,7 +70,7 @@ module() {
         sed -n 's/^\t"Dir": "\(.*\)",$/\1/p' | grep .
 }
 
-# What the Prometheus Operator knows of its objects; prints the folder.
+# Fetches the Prometheus Operator's CRDs; prints the folder.
 operator_crds() {
     local into=$cache/prometheus-operator-$operator folder
     if [[ ! -d $into ]]; then

@@ -221,7 +221,7 @@ fn paths(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// What is above uses what is below.
+/// A file uses those below it.
 #[test]
 fn the_files_of_attach_are_in_an_order() {
     const ORDER: [&str; 24] = [

@@ -114,7 +114,7 @@ installed() {
         cmp "$target/static/$program" "root/opt/cni/bin/$program"
         [[ $(stat -c %a "root/opt/cni/bin/$program") == 755 ]]
     done
-    # Where PATH leads.
+    # The programs in PATH.
     cmp "$target/static/railctl" root/usr/bin/railctl
     [[ -s root/usr/share/man/man8/railctl.8.gz && -s root/usr/share/bash-completion/completions/railctl ]]
     [[ $(stat -c %a root/etc/rail-cni) == 755 && -x root/usr/share/rail-cni/check-rdma && -x $unpacked/check-rdma ]]
@@ -127,7 +127,7 @@ a_deb_installs_and_goes() {
     installed
     dpkg --root="$PWD/root" --verify rail-cni >changed
     [[ ! -s changed ]]
-    # What the operator wrote stays.
+    # The operator's file stays.
     echo '{}' >root/etc/rail-cni/node.json
     dpkg --root="$PWD/root" --log=/dev/null --force-not-root -P rail-cni
     [[ ! -e root/opt/cni/bin/rail-cni && ! -e root/usr/bin/railctl && -e root/etc/rail-cni/node.json ]]
@@ -180,7 +180,7 @@ removal() {
     pod=$!
     trap 'kill "$pod"' EXIT
 
-    # Nobody has anything.
+    # No pod has a rail.
     install_it
     chroot root /opt/cni/bin/railctl plan /fabric.yaml --to store
     remove_it
@@ -204,7 +204,7 @@ removal() {
     stays 'ai/trainer-0 has 172.16.0.0 (live)'
     RAIL_CNI_REMOVE_ANYWAY=1 remove_it
     if [[ -e root/opt/cni/bin/rail-cni ]]; then return 1; fi
-    # Nobody can say.
+    # The state is unknown.
     install_it
     mv root/etc/rail-cni/node.json .
     printf '{' >root/etc/rail-cni/node.json
@@ -507,7 +507,7 @@ the_bill_names_all_that_is_linked() {
     while IFS= read -r sum; do
         grep -q "^checksum = \"$sum\"$" "$root/Cargo.lock"
     done <sums
-    # What is no package of cargo, but in the executables too.
+    # Parts of the executables that are no package of cargo.
     jq -e '[.components[] | select(.version | test("^[0-9]+[.][0-9]")) | .name] | index("glibc") and index("rust-std")' \
         "$work/files/$name.cdx.json"
     jq -r '.metadata.component.components[] | "\(.hashes[0].content)  \(.name)"' "$work/files/$name.cdx.json" >executables

@@ -103,7 +103,7 @@ root_gets_what_is_missing() {
         says "first: installing $package ($name)"
         [[ $(tail -n 1 "$work/calls") == "$name "*" $package" ]]
         [[ $name != apt-get || $(head -n 1 "$work/calls") == *update ]]
-        # What is there is not asked for.
+        # Installed packages are not asked for.
         : >"$work/calls"
         on_it needs bash ping
         ends 0
@@ -222,13 +222,13 @@ executables_that_are_not_what_their_sums_say_are_refused() {
     refuses "$work/elsewhere"
     grep -q 'is not what its SHA256SUMS says' "$work/said"
     if [[ -e $work/target/static/rail-cni ]]; then return 1; fi
-    # What comes over a network has to have sums; a folder may go without.
+    # Files from a network must have sums; a folder may go without.
     elsewhere && rm "$work/elsewhere/SHA256SUMS"
     refuses "file://$work/elsewhere"
     take_them "$work/elsewhere"
 }
 
-# Whatever it is, it is refused by its headers, and was not run.
+# Anything else is refused by its headers, and was not run.
 nothing_runs_that_is_no_static_executable_for_this_machine() {
     local what
     printf '#!/bin/sh\necho ran >>%s/ran\necho "rail-cni 0.2.0"\n' "$work" >"$work/script"
@@ -341,7 +341,7 @@ a_release_is_taken_by_its_signature_alone() {
     take_it || { cat "$work/said" && return 1; }
     cmp "$target/static/rail-cni" "$work/target/static/rail-cni"
     refuses_it 'cannot fetch' "$url/away"
-    # What the signature is not of.
+    # Changes that the signature does not cover.
     printf '\n' >>"$release/SHA256SUMS"
     refuses_it 'is not signed by a key of'
     sign "$work/ours" && printf x >>"$release/rail-cni-$version-linux-$(uname -m).tar.gz"

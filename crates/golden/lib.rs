@@ -1,7 +1,7 @@
-//! What the programs say, word for word, in one file for each of them beside this one. A test names
-//! a case and hands over the text; `RAIL_GOLDEN=write` writes what it gets instead of comparing it.
-//! What has to be true of a text, its code, a name or an address in it, is the test's to assert: a
-//! file that is rewritten asserts nothing.
+//! The messages of the programs, word for word, in one file for each of them beside this one. A
+//! test names a case and hands over the text; `RAIL_GOLDEN=write` writes what it gets instead of
+//! comparing it. What has to be true of a text, its code, a name or an address in it, is the test's
+//! to assert: a file that is rewritten asserts nothing.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -23,7 +23,7 @@ const CASE: &str = "== ";
 ///
 /// # Panics
 ///
-/// If they differ, or if the file cannot be read or written.
+/// Panics if they differ, or if the file cannot be read or written.
 #[track_caller]
 pub fn says(program: &str, case: &str, text: impl Display) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("{program}.txt"));

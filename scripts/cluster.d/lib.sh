@@ -9,7 +9,7 @@
 #         +-------+--------+
 #               leaf                     a namespace that routes: the gateway of every rail
 
-# What scripts/callers builds for it.
+# The programs that scripts/callers builds for it.
 readonly kubernetes=kubernetes-${RAIL_CLUSTER_KUBERNETES:-1.34.2}
 readonly callers=("$kubernetes" containerd-2.4.2 runc-1.5.2 multus-4.3.0 multus-thick-4.3.0 cri busybox)
 # Names that conf/fabric.yaml has.
@@ -22,9 +22,9 @@ readonly aside=/sys/fs/cgroup/$own_group-aside
 readonly cluster=/run/cluster
 # Only the plugins' own sysfs is made of files.
 readonly sysfs=/run/sys
-# Where a node has containerd, kubelet and the like.
+# The folder of containerd, kubelet and the like on a node.
 readonly programs=/opt/kubernetes/bin
-# How many times the usual a machine takes for everything, and so how much longer is waited.
+# Factor of the machine's slowness, by which waits are longer.
 readonly patience=${RAIL_CLUSTER_PATIENCE:-1}
 readonly pause_image=rail-cni/pause:1
 # The image that conf/pod.yaml names. Ours has no PyTorch.
@@ -153,7 +153,7 @@ remove_dead_groups() {
     done < <(hierarchies)
 }
 
-# What a node sees of them: its own group is the root.
+# Mounts the control groups of a node: its own group is the root.
 mount_groups() {
     local names name
     if [[ $inner ]]; then

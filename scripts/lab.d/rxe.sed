@@ -1,4 +1,4 @@
-# What makes the kernel's rxe, an RDMA device in software, one that goes into a pod as a NIC's own does. See fetch.
+# Changes the kernel's rxe, an RDMA device in software, into one that goes into a pod as a NIC's own does. See fetch.
 
 # rxe_net.c: a netdev that leaves a namespace says UNREGISTER there too, but is still registered. Only its real end is
 # the end of the RDMA device.

@@ -92,7 +92,7 @@ pub enum Ended {
     GivenBack,
     /// The device has not returned, with the remedy.
     NotReturned(String),
-    /// Nothing was done, as was asked: only the record is left.
+    /// A dry run: only the record is left.
     LeftOver,
 }
 

@@ -19,7 +19,7 @@ use crate::node::Node;
 use crate::{fail, failure};
 use rail_netlink::Socket;
 
-/// How long ADD waits for a pod that has the device, and may be ending: after a forced delete, the
+/// Patience of ADD with a pod that has the device and may be ending: after a forced delete, the
 /// kubelet gives the device to the next pod before the runtime has stopped the last one. Shorter
 /// than the 11 s after which the kubelet tries again.
 const HOLDER_PATIENCE: Duration = Duration::from_secs(3);

@@ -34,7 +34,7 @@ pub struct Cx<'a> {
     pub pod: Option<Pod>,
     /// The device on its bus; `None` where it is on none, or gone.
     pub function: Option<Function>,
-    /// Where the device is, as far as is known.
+    /// Last known place of the device.
     pub place: Place,
     /// Whether its driver was bound again, which made new netdevs and RDMA devices.
     pub is_anew: bool,
@@ -51,7 +51,7 @@ pub struct Facts {
     pub rdma: Vec<rdma::Device>,
     /// Names of the RDMA devices that the pod sees.
     pub rdma_names: Vec<String>,
-    /// How many RDMA devices spoke RoCE when ADD began, if it waits for GIDs.
+    /// Number of RDMA devices that spoke RoCE when ADD began, if it waits for GIDs.
     pub roce_devices: usize,
     /// Whether the PF prescribes the MAC that the network asks for.
     pub is_mac_by_pf: bool,

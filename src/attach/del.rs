@@ -83,11 +83,11 @@ pub fn del(network: &Network, attachment: &Attachment, path: Option<&Path>) -> R
             let removed = records
                 .as_ref()
                 .map_or(Ok(()), |records| unrecorded(records, &key, &node));
-            // Where nothing is found, the search must have been in the right place.
+            // An empty result counts only if the search was in the right place.
             all_of([done, removed, node.confirm_nothing(path)])
         }
     };
-    // What matters only for later calls must not fail this one, for example on a full /run.
+    // Housekeeping for later calls must not fail this one, for example on a full /run.
     let left = lock.map_or(Ok(()), |mut lock| lock.set_deleted());
     if let Some(records) = &records {
         let aside = [
@@ -127,20 +127,20 @@ fn recorded(record: Record, records: &Records, node: &Node) -> Result<()> {
     let addresses = record.facts().addresses;
     crate::log::addresses(addresses.iter().map(IpNet::addr));
     let ended = heal::end(records, record, node)?;
-    // What is left was logged when it was noted.
+    // Steps that are left were logged when they failed.
     if !ended.record.is_left_of_device() {
         log::info!("{}", what_became_of(&ended, &addresses));
     }
     Ok(())
 }
 
-/// What an earlier DEL of the attachment left.
+/// Ends the pending steps and half-written files of an earlier DEL of the attachment.
 fn unrecorded(records: &Records, key: &Key, node: &Node) -> Result<()> {
     pending::retry_own(records, node, key, PATIENCE)?;
     records.remove_half_written(key)
 }
 
-/// What DEL did, for the log: where the device was seen.
+/// The outcome of DEL for the log, by where the device was seen.
 fn what_became_of(ended: &Ended, addresses: &[IpNet]) -> String {
     let owner = &ended.record.owner;
     let (id, since) = (&owner.device.id, &owner.since);

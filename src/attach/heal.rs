@@ -1,5 +1,5 @@
-//! What dead pods left is put right here, before an ADD claims its device: attachments whose DEL
-//! never came or whose ADD was killed, pending steps, a device under another name. GC and DEL end
+//! Repairs the traces of dead pods before an ADD claims its device: attachments whose DEL never
+//! came or whose ADD was killed, pending steps, a device under another name. GC and DEL end
 //! attachments by the same functions.
 
 use anyhow::Result;

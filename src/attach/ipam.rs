@@ -15,8 +15,8 @@ use crate::ipam::Ipam as RailIpam;
 use crate::log;
 use crate::node::Node;
 
-/// How long an IPAM plugin may take for its answer. Runtimes give the start of a pod some minutes,
-/// for all its networks together.
+/// Time limit for the answer of an IPAM plugin. Runtimes give the start of a pod some minutes, for
+/// all its networks together.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// An IPAM plugin that was found, and what it is called with.
@@ -78,8 +78,8 @@ impl<'a> Ipam<'a> {
         self.run_within(command, PATIENCE)
     }
 
-    /// The same with less time, if the plugin is a process. The function has a deadline wherever it
-    /// waits.
+    /// Like [`Ipam::run`], with a time limit of its own if the plugin is a process. The function
+    /// has a deadline wherever it waits.
     pub fn run_within(&self, command: &Command, patience: Duration) -> Result<()> {
         if self.is_function {
             return self.call(command).map(drop);

@@ -1,5 +1,4 @@
-//! Where the device of an attachment is: looked up once, and whenever a step has moved it or made
-//! it anew.
+//! Finds the device of an attachment: once, and again after a step has moved it or made it anew.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -18,7 +17,7 @@ use rail_netlink::link::{self, Link};
 const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Where a device is.
+/// The place of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// In its pod, as this link.
@@ -37,7 +36,7 @@ pub enum Place {
     Gone,
 }
 
-/// Where the device of `owner` is. `pod` is a socket of its namespace, while that is alive.
+/// Finds the device of `owner`. `pod` is a socket of its namespace, while that is alive.
 pub fn locate(
     owner: &Owner,
     function: Option<&Function>,
@@ -111,7 +110,7 @@ fn keepers(owner: &Owner) -> Vec<Keeper> {
     keepers
 }
 
-/// The same, with patience for a device that is about to appear on the host.
+/// Like [`locate`], with patience for a device that is about to appear on the host.
 pub fn await_home(
     owner: &Owner,
     function: Option<&Function>,
@@ -263,7 +262,8 @@ pub fn open_if_same(id: &NetnsId) -> Result<Option<Netns>> {
         .or_else(|error| if is_same()? { Err(error) } else { Ok(None) })
 }
 
-/// Which altnames of `link` another netdev of the host has: the kernel refuses the move for each.
+/// The altnames of `link` that another netdev of the host has: the kernel refuses the move for
+/// each.
 pub fn clashing(link: &Link, host: &mut Socket) -> Result<Vec<String>> {
     let mut taken = Vec::new();
     for name in &link.altnames {

@@ -69,7 +69,7 @@ impl Locks {
         })
     }
 
-    /// The same, or `None` while another call for it is at work.
+    /// Like [`Locks::attachment`], or `None` while another call for it is at work.
     pub fn try_attachment(&self, key: &Key) -> Result<Option<AttachmentLock>> {
         let lock = self.0.try_lock(&name_of(key))?;
         Ok(lock.map(|lock| AttachmentLock {
@@ -78,7 +78,8 @@ impl Locks {
         }))
     }
 
-    /// The same, or `None` if another call for it is at work for longer than `patience`.
+    /// Like [`Locks::attachment`], or `None` if another call for it is at work for longer than
+    /// `patience`.
     pub fn attachment_within(
         &self,
         key: &Key,
@@ -126,7 +127,7 @@ impl Locks {
         ))
     }
 
-    /// The same, or `None` while another call holds it.
+    /// Like [`Locks::device`], or `None` while another call holds it.
     pub fn try_device(&self, id: &str) -> Result<Option<DeviceLock>> {
         Ok(self.0.try_lock(&format!("{DEVICE}{id}"))?.map(DeviceLock))
     }
@@ -159,12 +160,12 @@ impl Locks {
         lock.with_context(|| format!("waiting for the PF {address}"))
     }
 
-    /// What the lock of a device keeps; `None` if the device was never locked.
+    /// The content of a device's lock; `None` if the device was never locked.
     pub fn copy_of(&self, id: &str) -> Result<Option<Vec<u8>>> {
         self.0.read(&format!("{DEVICE}{id}"))
     }
 
-    /// What the locks of all devices keep.
+    /// The contents of the locks of all devices.
     pub fn copies(&self) -> Result<Vec<Vec<u8>>> {
         let devices = self.0.names_where(|name| name.starts_with(DEVICE))?;
         Ok(devices

@@ -1,4 +1,4 @@
-//! Who has which device: what every step of an attachment is about.
+//! The owner of an attachment: the pod, and the device or part of a device that it has.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub struct Owner {
     pub container_id: String,
     /// Name of the interface in the pod.
     pub ifname: String,
-    /// Which part of the device it has.
+    /// The part of the device that it has.
     #[serde(default, skip_serializing_if = "Part::is_whole")]
     pub part: Part,
     /// `namespace/name`, for people.
@@ -31,7 +31,7 @@ pub struct Owner {
     /// The boot in which ADD ran.
     #[serde(rename = "bootId")]
     pub boot_id: String,
-    /// When ADD began, for people.
+    /// Time of the start of ADD, for people.
     pub since: String,
     /// Whether the record was rebuilt from what could be seen: then its container is not known to
     /// the runtime.
@@ -40,7 +40,7 @@ pub struct Owner {
     /// Number of the rail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rail: Option<u8>,
-    /// How many planes of the rail had to have a carrier.
+    /// Number of the rail's planes that had to have a carrier.
     #[serde(rename = "minPlanes", default, skip_serializing_if = "Option::is_none")]
     pub min_planes: Option<u8>,
     /// The device as it was on the host.
@@ -50,7 +50,7 @@ pub struct Owner {
     pub inside: Inside,
 }
 
-/// Which part of a device an attachment has.
+/// The part of a device that an attachment has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Part {
@@ -168,7 +168,7 @@ impl Owner {
         format!("{}{part}", self.ifname)
     }
 
-    /// Which pod has it, for messages.
+    /// Names the pod for messages.
     pub fn describe(&self) -> String {
         let pod = self
             .pod

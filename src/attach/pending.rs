@@ -35,7 +35,7 @@ use rail_netlink::all_of;
 use rail_netlink::link::{self, Link};
 use rail_netlink::vf::VfState;
 
-/// How long all that is pending may take in a call that is about another attachment.
+/// Time limit for all pending steps in a call for another attachment.
 pub const ASIDE: Duration = Duration::from_secs(2);
 /// After so many tries, which take two and a half minutes unless `reap` makes them, an RDMA device
 /// that has ended is gone for good.
@@ -57,8 +57,8 @@ pub fn retry(
     } else {
         Ok(())
     };
-    // The same attachment was added anew: what is undone by its key, or by its rules, would be what
-    // it has now.
+    // The same attachment was added anew: an undo by its key, or by its rules, would hit its
+    // present state.
     let key = pending.record.owner.key();
     if records.on_file(&key)?.is_some() {
         return device;
@@ -167,7 +167,7 @@ fn rdma_beside(claims: &[Record], pending: &Pending, records: &Records, node: &N
         .map_or(Ok(()), |claim| Err(waits_for(claim, "the netdev")))
 }
 
-/// What becomes of the device after what is pending of it was tried.
+/// The device's fate after its pending steps were tried.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     /// An ADD takes it, or refuses it for what the host has on it.
@@ -260,7 +260,7 @@ fn save_addresses_before_rename(record: &mut Record, cx: &mut Cx<'_>) -> Result<
     if link::by_any_name(&mut cx.host, &original.name)?.is_some() {
         return Ok(());
     }
-    // What cannot be put back is refused below.
+    // Addresses that cannot be put back are refused below.
     let Ok(now) = HostAddresses::take(&link.name, &link, &mut cx.host) else {
         return Ok(());
     };
@@ -481,7 +481,7 @@ fn retry_aside(
             continue;
         };
         let Some(patience) = left() else { break };
-        // One that cannot be written does not stop the others.
+        // A record that cannot be written does not stop the others.
         errors.push(retry(&mut pending, records, node, patience));
         ended += usize::from(!pending.record.is_left());
     }

@@ -41,9 +41,9 @@ const LONGEST_PAUSE: u64 = 600;
 pub struct Record {
     /// Version of this format.
     version: u32,
-    /// Who has which device.
+    /// The pod and its device.
     pub owner: Owner,
-    /// What ADD changes, in its order.
+    /// The changes of ADD, in their order.
     pub steps: Vec<Entry>,
 }
 
@@ -77,7 +77,7 @@ pub enum Progress {
 pub struct Failed {
     /// Why.
     pub why: String,
-    /// How often it was tried.
+    /// Number of tries.
     pub tries: u32,
     /// Since when, for people.
     pub since: String,
@@ -114,7 +114,7 @@ impl Entry {
         };
     }
 
-    /// How it failed until now.
+    /// The failures until now.
     pub fn failed(&self) -> Failed {
         match &self.progress {
             Progress::Failed(failed) => failed.clone(),
@@ -177,7 +177,7 @@ impl Record {
         self.steps.iter().find_map(|step| T::of(&step.change))
     }
 
-    /// The same, to be changed.
+    /// Like [`Record::find`], to change the step.
     pub fn find_mut<T: Kind>(&mut self) -> Option<&mut T> {
         self.steps
             .iter_mut()
@@ -196,7 +196,7 @@ impl Record {
         self.steps.insert(place.unwrap_or(self.steps.len()), entry);
     }
 
-    /// What its steps know of each other.
+    /// The facts that its steps have for each other.
     pub fn facts(&self) -> Facts {
         let rdma = self.find::<Rdma>().cloned().unwrap_or_default();
         let rail = self.find::<Rail>();
@@ -220,7 +220,7 @@ impl Record {
         }
     }
 
-    /// What the PF reported before this attachment, in one: restored before the netdev or after it.
+    /// The PF's report before this attachment, in one: restored before the netdev or after it.
     pub fn vf_before(&self) -> Option<VfSettings> {
         let mac = self.find::<VfMac>().map(|step| &step.0);
         let settings = self.find::<Vf>().map(|step| &step.0);
@@ -323,8 +323,8 @@ impl Record {
         if let (Some(now), Some(before)) = (self.find_mut::<Netdev>(), previous.find::<Netdev>()) {
             now.clone_from(before);
         }
-        // What is bound again later gets these names, not those of today, which the pod before may
-        // have chosen.
+        // A driver that is bound again later uses these names, not those of today, which the pod
+        // before may have chosen.
         let names = previous.rdma_names_before();
         if let Some(Driver(bound)) = self.find_mut::<Driver>() {
             if bound.rdma.len() == names.len() {

@@ -139,14 +139,14 @@ impl Records {
         Ok(copy)
     }
 
-    /// The same without the copies, of which there is one for each attached device.
+    /// Like [`Records::find`], without the copies, of which there is one for each attached device.
     pub fn on_file(&self, key: &Key) -> Result<Option<Record>> {
         let prefix = prefix(key);
         let names = self.records.names_where(|name| name.starts_with(&prefix))?;
         self.first_of(key, names.iter())
     }
 
-    /// The same among the names that were listed.
+    /// Like [`Records::on_file`], among the names that were listed.
     pub fn on_file_in(&self, listed: &Listed, key: &Key) -> Result<Option<Record>> {
         let prefix = prefix(key);
         let names = listed.attached.iter();
@@ -291,8 +291,8 @@ impl Records {
             .context("no directory of pending steps")?;
         let on_file = file_name(record);
         let json = to_json(record)?;
-        // How far the steps are is on file before the device is free: the next ADD of it reads
-        // that. On a full /run, it takes all of them for what is left, and looks.
+        // The progress of the steps is on file before the device is free, because the next ADD of
+        // the device reads it. On a full /run, that ADD takes every step for unfinished, and looks.
         self.records
             .write(&on_file, &json)
             .unwrap_or_else(|error| log::warn!("{error:#}"));
@@ -479,8 +479,8 @@ fn read(folder: &Dir, name: &str) -> Result<Option<Record>> {
     Ok(Some(record))
 }
 
-/// The same of a pending one, whose device is home, or gone: also where a full /run kept that off
-/// the file.
+/// Reads a pending record, whose device is home, or gone: also where a full /run kept that off the
+/// file.
 fn read_pending(folder: &Dir, name: &str) -> Result<Option<Record>> {
     let mut record = read(folder, name)?;
     for step in record.iter_mut().flat_map(|record| &mut record.steps) {
@@ -508,7 +508,7 @@ fn add_missing(claims: &mut Vec<Record>, copy: Option<Record>) {
     }
 }
 
-/// What the names of an attachment's records start with.
+/// The prefix of the names of an attachment's records.
 fn prefix(key: &Key) -> String {
     let Key { attachment, part } = key;
     // Neither part contains a colon, and no name of a netdev has a space.

@@ -1,4 +1,4 @@
-//! How every call begins.
+//! The start of every call.
 
 use crate::cni::Network;
 use crate::confine;

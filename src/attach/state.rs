@@ -60,7 +60,7 @@ fn has_returned(record: &Record, node: &Node, host: &mut Socket) -> Result<bool>
     Ok(locate::on_host(&record.owner, function.as_ref(), node, host)?.is_some())
 }
 
-/// The same, of a pod that is alive and whose ADD came to its end.
+/// The state of an attachment in a living pod whose ADD came to its end.
 fn in_living(record: &Record, node: &Node, host: &mut Socket) -> Result<State> {
     let owner = &record.owner;
     let netns = Netns::open(&owner.netns.path)?;

@@ -23,10 +23,10 @@ pub trait Step: Debug {
     /// The step in messages, such as `the settings of its VF`.
     fn describe(&self) -> &'static str;
 
-    /// Where the step is undone.
+    /// The place of the step's undo.
     fn undone_at(&self) -> UndoneAt;
 
-    /// When the step is planned.
+    /// The time of the step's planning.
     fn phase() -> Phase
     where
         Self: Sized,
@@ -68,7 +68,7 @@ pub trait Step: Debug {
     }
 }
 
-/// Where a step is undone.
+/// The place of a step's undo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UndoneAt {
     /// In the pod.
@@ -82,16 +82,16 @@ pub enum UndoneAt {
     Nowhere,
 }
 
-/// When a step is planned.
+/// The time of a step's planning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// As soon as the device is claimed: a refusal costs no address.
     BeforeLease,
-    /// When the address is known.
+    /// Once the address is known.
     AfterLease,
 }
 
-/// What an ADD is asked for: the input of every plan.
+/// The request of an ADD: the input of every plan.
 #[derive(Debug)]
 pub struct Asked<'a> {
     /// The network as the runtime passed it.
@@ -110,7 +110,7 @@ pub struct Asked<'a> {
     pub vf_before: Option<VfSettings>,
     /// Whether an earlier attachment could not give the host its addresses back.
     pub inherits_host_addresses: bool,
-    /// What the PF sets of the VF, and reported before: asked once, for two steps.
+    /// The settings that the PF makes of the VF, and its report before: asked once, for two steps.
     pub vf: OnceCell<Option<VfSettings>>,
 }
 
@@ -126,21 +126,20 @@ pub trait Others: Debug {
     fn is_on_record(&self, attachment: &Attachment) -> Result<bool>;
 }
 
-/// What the steps of one ADD learn of each other while they are made.
+/// Results that the steps of one ADD have for each other while they are made.
 #[derive(Debug)]
 pub struct Made {
     /// Whether the driver may have made the netdev anew.
     pub is_anew: bool,
     /// The turn of this call among all calls of the node that move devices.
     pub turn: Option<Lock>,
-    /// When the link came up.
+    /// Time at which the link came up.
     pub up_since: Instant,
     /// The GIDs of the addresses.
     pub gids: Vec<Gid>,
 }
 
 impl Default for Made {
-    /// Nothing is made yet.
     fn default() -> Made {
         Made {
             is_anew: false,

@@ -20,7 +20,7 @@ use crate::device::userspace;
 use crate::node::Node;
 use crate::sysfs::Function;
 
-/// When the lease is given back.
+/// Time of the lease's return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseReturn {
     /// Now.
@@ -108,12 +108,12 @@ pub fn end(
     })
 }
 
-/// What became of an attachment.
+/// The outcome of an attachment's end.
 #[derive(Debug)]
 pub struct Ended {
     /// Its journal.
     pub record: Record,
-    /// Where its device is.
+    /// The place of its device.
     pub place: Place,
 }
 
@@ -168,14 +168,14 @@ pub fn on_host(record: &mut Record, cx: &mut Cx<'_>) {
         .rev()
         .filter(|step| step.is_of_device())
     {
-        // What was restored of a netdev that its driver has made anew is to be restored again.
+        // Settings of a netdev that its driver has made anew must be restored again.
         if !step.is_left() && !cx.is_anew {
             continue;
         }
         let is_driver = step.is::<Driver>();
         let is_gone = cx.place == Place::Gone && !cx.is_anew;
         if has_netdev && !is_driver && !is_gone && cx.at_home().is_none() {
-            // Nothing can be tried, a reset least of all.
+            // Without a netdev no undo can run, a reset least of all.
             let why = blocked
                 .clone()
                 .unwrap_or_else(|| "the device has no netdev on the host".to_owned());
@@ -188,7 +188,7 @@ pub fn on_host(record: &mut Record, cx: &mut Cx<'_>) {
         }
         step.undone(done);
     }
-    // One that was to be bound again, for a GUID or around a reset.
+    // A driver that was to be bound again, for a GUID or around a reset.
     let Some(why) = blocked.filter(|_| cx.place == Place::Unbound) else {
         return;
     };

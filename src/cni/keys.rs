@@ -73,15 +73,14 @@ fn canonical(key: &str, names: &[&'static str]) -> Option<&'static str> {
 /// a few MiB.
 const MOST_VALUES: usize = 16_384;
 
-/// What [`read`] makes of an object.
+/// The result of [`read`] for an object.
 #[derive(Debug, Default)]
 pub struct Members {
     /// The members. Where the program knows keys, any other one has `true`, or null if that is its
     /// value. A value that cannot be read, because it is nested too deeply or has too many parts,
     /// is an empty list, which no key can have.
     pub object: Map<String, Value>,
-    /// What is wrong with the first member that has a fault. Of two with the same key the last one
-    /// counts.
+    /// The fault of the first member that has one. Of two with the same key the last one counts.
     pub fault: Option<String>,
 }
 
@@ -152,10 +151,10 @@ impl<'de> Visitor<'de> for Whole {
     }
 }
 
-/// What has become of the whole object so far.
+/// The state of the whole object so far.
 struct State {
     fault: Option<String>,
-    /// How many values may still be kept.
+    /// Number of values that may still be kept.
     left: usize,
 }
 
@@ -170,7 +169,7 @@ impl State {
     }
 }
 
-/// Where a value is. It is written only for a fault: keys may be long, and lists too.
+/// The path to a value. It is written only for a fault: keys may be long, and lists too.
 struct Path<'a> {
     above: Option<&'a Path<'a>>,
     part: Part<'a>,
@@ -328,7 +327,7 @@ mod tests {
         ],
     };
 
-    /// What is read, and what is wrong with it.
+    /// The value, and its fault.
     fn parsed(text: &str) -> (Value, String) {
         let Members { object, fault } = read(text.as_bytes(), &KNOWN).unwrap();
         (object.into(), fault.unwrap_or_default())
@@ -408,8 +407,7 @@ mod tests {
         assert!(read(b"{\"a\": \"\xff\"}", &KNOWN).is_err());
     }
 
-    /// What is made of a text is much larger than the text: an object with one member takes 0.6
-    /// KiB.
+    /// A parsed text is much larger than the text: an object with one member takes 0.6 KiB.
     #[test]
     fn what_has_too_many_values_is_no_value_and_keeps_no_other_from_being_read() {
         let many = |count: usize| format!("[{}0]", r#"{"a":0},"#.repeat(count));

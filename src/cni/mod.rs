@@ -44,7 +44,7 @@ pub static RELEASE: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// What a plugin does for each verb. [`main`] has checked before what is the same for both plugins.
+/// The verbs of a plugin. [`main`] has checked before what is the same for both plugins.
 pub trait Plugin {
     /// The name of the executable.
     const NAME: &'static str;
@@ -93,7 +93,7 @@ pub struct Network {
     pub path: Vec<std::path::PathBuf>,
 }
 
-/// How [`Network::parse`] treats a faulty configuration.
+/// The treatment of a faulty configuration by [`Network::parse`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strictness {
     /// A fault is an error.
@@ -394,7 +394,7 @@ fn read_stdin<P: Plugin>(command: &Command) -> Result<Vec<u8>> {
     let more = std::io::copy(&mut from, &mut std::io::sink()).context("cannot read stdin")?;
     match command {
         _ if more == 0 => Ok(stdin),
-        // Nothing was attached with it, and its pod must be able to end.
+        // No attachment has this configuration, and the pod must be able to end.
         Command::Del(..) => Ok(br#"{"name": 0}"#.to_vec()),
         _ => fail!(
             InvalidConfig,
@@ -426,8 +426,8 @@ fn run<P: Plugin>(plugin: &P, network: &Network, command: &Command) -> Result<()
     let (Command::Add(attachment, netns), Some(result)) = (command, result) else {
         return Ok(());
     };
-    // If the answer cannot be written, the runtime never learns of the device: one that was killed
-    // leaves a closed pipe, and its DEL may have come before.
+    // If the answer cannot be written, the runtime never learns of the device: a runtime that was
+    // killed leaves a closed pipe, and its DEL may have come before.
     let printed = result
         .to_json(network.version)
         .and_then(|json| Ok(print(&json)?));
@@ -503,12 +503,11 @@ fn refuse_own_namespace(netns: &Path) -> Result<()> {
     Ok(())
 }
 
-/// How long VERSION, and an error before stdin is needed, wait for the next bytes of stdin. The
+/// Time that VERSION, and an error before stdin is needed, wait for the next bytes of stdin. The
 /// writer may be slow to be scheduled, or keep the pipe open and never write.
 const STDIN_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What stdin delivers without a pause of [`STDIN_PATIENCE`], up to [`MOST_STDIN`]. `None` for a
-/// terminal.
+/// Reads stdin until it pauses for [`STDIN_PATIENCE`], up to [`MOST_STDIN`]. `None` for a terminal.
 fn waiting_stdin() -> Option<Vec<u8>> {
     let stdin = std::io::stdin();
     if stdin.is_terminal() {
@@ -587,7 +586,7 @@ fn report(version: &str, error: &anyhow::Error, is_del: bool) -> ExitCode {
     log::error!("{error:#}");
     let json = answer(version, error, is_del);
     let code = json.code;
-    // When this fails, nothing else can be done; the exit status says that the call failed.
+    // When this fails too, the exit status alone says that the call failed.
     let _ = serde_json::to_value(json).map(|json| print(&json));
     calls::end(code, &format!("{error:#}"));
     ExitCode::FAILURE
@@ -726,7 +725,7 @@ mod tests {
             }
         }
 
-        /// What one version wrote, the same version reads, as far as it has room for it.
+        /// A version reads its own results, as far as it has room for the value.
         #[test]
         fn a_result_of_any_content_is_read_or_refused(value in any_json(), version in prop::sample::select(&VERSIONS[..])) {
             let Ok(result) = AddResult::parse(&value, version) else { return Ok(()) };

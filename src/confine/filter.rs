@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use nix::libc;
 use seccompiler::sock_filter;
 
-/// What becomes of a system call.
+/// The answer to a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// It is made.
@@ -69,7 +69,7 @@ pub fn filter(special: &[(i64, Answer)], otherwise: Answer) -> Vec<sock_filter> 
     program
 }
 
-/// Where in the program, from its end, the answers begin.
+/// Positions of the answers in the program, from its end.
 const REFUSED: usize = 0;
 const MADE: usize = 1;
 

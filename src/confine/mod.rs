@@ -86,7 +86,7 @@ pub const IPAM: &[i64] = &[
     libc::SYS_restart_syscall,
     libc::SYS_kill,
     libc::SYS_tgkill,
-    // Who and when.
+    // Identity and time.
     libc::SYS_getpid,
     libc::SYS_gettid,
     libc::SYS_getuid,
@@ -130,9 +130,10 @@ const IPAM_OLD: &[i64] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const IPAM_OLD: &[i64] = &[];
 
-/// What no plugin needs, neither ours nor one that rail-cni starts: other processes' memory and
-/// files, the kernel's code, its time and its end, keys, the tree of mounts, and the ways around
-/// the permissions of a path. A sysfs that is mounted nowhere is needed (fsopen, fsmount).
+/// System calls that no plugin needs, neither ours nor one that rail-cni starts: other processes'
+/// memory and files, the kernel's code, its time and its end, keys, the tree of mounts, and the
+/// ways around the permissions of a path. A sysfs that is mounted nowhere is needed (fsopen,
+/// fsmount).
 pub const NEVER: &[i64] = &[
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
@@ -192,7 +193,7 @@ pub fn cni() {
 }
 
 fn ipam_filter() -> Vec<sock_filter> {
-    // What `cast_unsigned` of Rust 1.87 does.
+    // Stands for `cast_unsigned` of Rust 1.87.
     let bits = |value: libc::c_int| u32::from_ne_bytes(value.to_ne_bytes());
     let is_netlink = Answer::MadeIf(0, bits(libc::AF_NETLINK));
     let is_network = Answer::MadeIf(1, bits(libc::CLONE_NEWNET));

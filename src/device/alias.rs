@@ -1,6 +1,5 @@
-//! What a pod can read of its rail: the alias of the netdev, which `ip link` shows to people and
-//! `railctl env` reads inside the pod. It is set by the message that moves the netdev, and DEL
-//! restores it with the other settings.
+//! The alias of the netdev, which `ip link` shows to people and `railctl env` reads inside the pod.
+//! It is set by the message that moves the netdev, and DEL restores it with the other settings.
 //!
 //! A pod with CAP_NET_ADMIN can write another one, so nothing on the host believes what it says.
 
@@ -24,19 +23,19 @@ pub struct Alias {
     pub plane: Option<u8>,
     /// Name of the network.
     pub network: Option<String>,
-    /// Where the cables end, if the plan says it.
+    /// The ends of the cables, if the plan names them.
     pub leaf_ports: Vec<LeafPort>,
 }
 
 impl Alias {
-    /// That of a network whose rail is known.
+    /// The alias for a network whose rail is known.
     pub fn of(conf: &NetConf, network: &str, leased: &AddResult, node: &Node) -> Option<Alias> {
         let number = conf.rail?;
         let gateway = leased.ips.iter().find_map(|ip| ip.gateway);
         let leaf_ports = gateway
             .map(|gateway| store::leaf_ports_of(node, gateway))
             .unwrap_or_default();
-        // Where nothing says that they are planes, numbers from 8 on are rails of their own.
+        // Without a sign of planes, numbers from 8 on are rails of their own.
         let plane = number / RAILS;
         let has_planes = conf.min_planes.is_some() || pool::plane_in(network) == Some(plane);
         Some(Alias {
@@ -87,7 +86,7 @@ impl Alias {
                 port,
             });
         }
-        // Whatever was passed over is missing here.
+        // Unknown words are missing in the comparison.
         (text.len() <= LONGEST && alias.to_string() == text).then_some(alias)
     }
 }

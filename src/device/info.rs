@@ -92,7 +92,7 @@ pub fn write(
     dir.write(name, info.to_string().as_bytes())
 }
 
-/// What the file says of this device already, but for its RDMA devices, of which ADD knows more.
+/// Reads the file's description of this device, but for its RDMA devices, of which ADD knows more.
 fn described(dir: &Dir, name: &str, id: &str) -> Value {
     let info: Value = dir
         .read(name)
@@ -142,7 +142,7 @@ pub fn remove(path: &Path, original: &Original, attachment: &Attachment) -> Resu
     }
 }
 
-/// What shows that a file is not ours.
+/// The mark by which a file is not ours.
 enum Whose {
     /// It names its owner.
     Of(Attachment),
@@ -159,7 +159,7 @@ impl fmt::Display for Whose {
     }
 }
 
-/// Whose the file is that ADD would replace. A link is replaced, wherever it leads.
+/// Finds the owner of a file that ADD would replace. A link is replaced, wherever it leads.
 fn in_the_way(
     dir: &Dir,
     name: &str,
@@ -181,7 +181,7 @@ fn refusal(dir: &Dir, name: &str, whose: &Whose) -> anyhow::Error {
     )
 }
 
-/// Whose the file is, if it is another's. A file that is not JSON has no owner.
+/// The owner of the file, if it is not ours. A file that is not JSON has no owner.
 fn of_another(
     dir: &Dir,
     name: &str,

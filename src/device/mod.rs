@@ -33,7 +33,7 @@ pub struct Device {
     pub original: Original,
     function: Option<Function>,
     pf: Option<Pf>,
-    /// What the netdev is, if it is no port of a function.
+    /// The kind of the netdev, if it is no port of a function.
     kind: Option<String>,
 }
 
@@ -90,7 +90,7 @@ impl Device {
         }
     }
 
-    /// What it is on its bus.
+    /// The function on its bus.
     pub fn function(&self) -> Option<&Function> {
         self.function.as_ref()
     }
@@ -272,7 +272,7 @@ fn find_link(
     Ok(link)
 }
 
-/// What the netdev is, if it is no port of the function.
+/// The kind of the netdev, if it is no port of the function.
 fn kind(sysfs: &Path, function: Option<&Function>, link: &Link) -> Result<Option<String>> {
     if let Some(function) = function {
         if function.has_port(sysfs, &link.name)? {

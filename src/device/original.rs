@@ -19,7 +19,7 @@ pub struct Original {
     /// PCI address of the PF.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pf: Option<String>,
-    /// Which port of the function the netdev is, where its driver counts them.
+    /// The number of the netdev's port, where its driver counts them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u32>,
     /// Whether the function had further netdevs at ADD.

@@ -1,4 +1,4 @@
-//! What a PF says of its VFs.
+//! The report of a PF about its VFs.
 
 use std::fs;
 use std::thread::sleep;
@@ -15,20 +15,20 @@ use rail_netlink::Socket;
 use rail_netlink::link::{self, Link};
 use rail_netlink::vf::{self, Report, VfState};
 
-/// How long a VF may be in a reset, in which its PF does not report it.
+/// Patience with a VF in a reset, in which its PF does not report it.
 const IN_RESET: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What a PF sets of its VF, and what it reported before.
+/// The settings that a PF makes of its VF, and its report before.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VfSettings {
     /// PCI address of the PF.
     pub pf: String,
     /// Number of the VF.
     pub number: u32,
-    /// What ADD sets.
+    /// The settings of ADD.
     pub wanted: VfState,
-    /// What the driver reported of the same settings before, as far as a step restores them.
+    /// The driver's earlier report of these settings, as far as a step restores them.
     pub before: VfState,
 }
 
@@ -55,7 +55,7 @@ pub fn link(pf: &str, number: u32, node: &Node, host: &mut Socket) -> Result<Opt
     Ok(link)
 }
 
-/// What the PF reports of its VF, once the VF is no longer being reset. Fails if the PF says
+/// Reads the PF's report of its VF, once the VF is no longer being reset. Fails if the PF says
 /// nothing of a VF that it has.
 pub fn report(
     pf: &Link,
@@ -82,7 +82,7 @@ pub fn report(
     }
 }
 
-/// The same, without patience: [`Report::Silent`] means that there is such a VF.
+/// Like [`report`], without patience: [`Report::Silent`] means that there is such a VF.
 pub fn report_now(
     pf: &Link,
     address: &str,

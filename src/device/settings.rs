@@ -19,7 +19,7 @@ use rail_netlink::ethtool::{self, Ethtool, GROUPS, Group};
 use rail_netlink::link::{self, Link};
 use rail_netlink::{Socket, tunables};
 
-/// How often ethtool's settings are compared: restoring one may change another.
+/// Number of comparisons of ethtool's settings: restoring one may change another.
 const ROUNDS: u32 = 2;
 /// Files of the whole device, below class/net/NAME.
 const FILES: [&str; 3] = ["gro_flush_timeout", "napi_defer_hard_irqs", "threaded"];
@@ -336,7 +336,7 @@ pub fn read(path: &Path) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// What a driver does not tell while its link is down is no change.
+    /// A value that a driver hides while its link is down has not changed.
     #[test]
     fn an_rss_key_of_zeros_is_none() {
         let rss = |key: &str, table: &str| -> BTreeMap<String, String> {

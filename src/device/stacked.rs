@@ -26,9 +26,9 @@ use rail_netlink::stacked::{self, NO_VLAN, Receiver, Stacked};
 /// Present where the kernel has VLANs, whether as a module or not (vlan_proc_init).
 const VLANS: &str = "/proc/net/vlan";
 
-/// Which part of the call's time the question for VLANs has.
+/// The share of the call's time for the question for VLANs.
 const PART: u32 = 18;
-/// The same of a search through the namespaces: a pod waits for its start, and its end, or a
+/// The share of a search through the namespaces: a pod waits for its start, and its end, or a
 /// person, can wait longer. Pods can make any number of namespaces.
 const SEARCH: u32 = 180;
 const LONG_SEARCH: u32 = 36;
@@ -105,8 +105,8 @@ pub fn remove_elsewhere(link: &Link, host: &mut Socket) -> Result<()> {
     }
 }
 
-/// Which namespaces may have a link that is stacked on a device; `None` where it is certain that
-/// none has.
+/// The namespaces that may have a link stacked on a device; `None` where it is certain that none
+/// has.
 fn where_to_look(receiver: Receiver, may_carry_vlans: bool) -> Option<Which> {
     match receiver {
         Receiver::Somebody => Some(Which::Kept),
@@ -116,8 +116,8 @@ fn where_to_look(receiver: Receiver, may_carry_vlans: bool) -> Option<Which> {
     }
 }
 
-/// What takes the frames of a device whose use is about to begin: nobody outside of the pod can
-/// come to do so any more. `was_up`: on the host.
+/// Finds the receiver of the frames of a device whose use is about to begin, when no link outside
+/// of the pod can be added any more. `was_up`: on the host.
 pub fn receiver_in_pod(link: &Link, was_up: bool, pod: &mut Socket) -> Result<Receiver> {
     receiver(link, vlans_in_use(was_up), pod)
 }
@@ -142,12 +142,12 @@ pub fn of_namespace(link: &Link, socket: &mut Socket) -> Result<Vec<Link>> {
     link::seen(socket, is_stacked)
 }
 
-/// Which VLANs an ADD asks for.
+/// The VLANs that an ADD asks about.
 fn vlans_in_use(is_up: bool) -> Range<u16> {
     if is_up { stacked::VLANS } else { NO_VLAN }
 }
 
-/// What takes frames of a device, with the tags of these VLANs or with none.
+/// Finds the receiver of a device's frames, with the tags of these VLANs or with none.
 fn receiver(link: &Link, vlans: Range<u16>, socket: &mut Socket) -> Result<Receiver> {
     let untagged = stacked::receiver(socket, link)?;
     // The question would load the kernel's module.
@@ -169,7 +169,7 @@ fn receiver(link: &Link, vlans: Range<u16>, socket: &mut Socket) -> Result<Recei
     })
 }
 
-/// How many links of a namespace are named in the log.
+/// Number of links of a namespace that the log names.
 const SHOWN: usize = 3;
 
 /// Calls `found` with the links of each other namespace that are stacked on `link`.

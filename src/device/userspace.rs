@@ -49,7 +49,7 @@ fn holder(path: &Path) -> Option<String> {
             .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
         files.any(|file| file == *path)
     };
-    // Who started us may have handed the file down to us.
+    // The parent process may have handed the file down to this one.
     let ours = std::process::id().to_string();
     let mut others = every_netns::processes()
         .ok()?

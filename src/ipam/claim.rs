@@ -17,7 +17,7 @@ use crate::pool::{Allocation, node_name, rail_in};
 use crate::sysfs::{DeviceId, Function};
 use crate::{fail, failure};
 
-/// What a driver asks for a device.
+/// A driver's request for a device.
 #[derive(Debug)]
 pub struct Request {
     /// UID of the claim, and name of the device.
@@ -110,7 +110,7 @@ pub fn devices(node: &Node) -> Result<HashSet<String>> {
     Ok(devices)
 }
 
-/// What the store has for this node. An unreadable file of another pool is no error.
+/// The allocations of this node in the store. An unreadable file of another pool is no error.
 fn allocations(
     node: &Node,
     node_name: &str,
@@ -171,7 +171,7 @@ fn rail_of(node: &Node, function: &Function) -> Result<Option<u8>> {
     }
 }
 
-/// What node.json forbids to networks, it forbids to claims.
+/// Applies node.json's policy for networks to claims.
 fn check_policy(node: &Node, function: &Function, rail: Option<u8>) -> Result<()> {
     let pf = function.pf(&node.sysfs_root)?;
     node.policy.check_rail(&function.id, rail)?;

@@ -188,8 +188,8 @@ impl Config {
         }
     }
 
-    /// What an ADD of this network may use on this node: with neither pool nor rail, the device is
-    /// not known yet, and its rail can be any of the node's.
+    /// The allocations that an ADD of this network may use on this node: with neither pool nor
+    /// rail, the device is not known yet, and its rail can be any of the node's.
     pub fn all_allocations(
         &self,
         node: &Node,

@@ -111,7 +111,7 @@ pub struct Holder {
     /// while it has not come back from the pod, it may still answer for the address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// What a lease of a resource claim has besides; see [`Claim`] for the meaning of the other
+    /// The claim, for the lease of a resource claim; see [`Claim`] for the meaning of the other
     /// fields then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claim>,
@@ -214,8 +214,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// What a lease of a claim has in place of the network. No network has this name, so no GC means
-/// it.
+/// Stands for the network in the lease of a claim. No network has this name, so no GC means it.
 pub const OF_CLAIMS: &str = "@claim";
 
 /// The part of a claim's lease that others do not have. Of the other fields, the container is the
@@ -318,7 +317,8 @@ impl Lease {
         })
     }
 
-    /// The same attachment in a new namespace: the old sandbox was thrown away without a DEL.
+    /// Whether the lease is of the same attachment in another namespace: the old sandbox was thrown
+    /// away without a DEL.
     pub fn is_of_another_sandbox(&self, holder: &Holder) -> bool {
         match (&self.holder.netns, &holder.netns) {
             (Some(then), Some(now)) => {

@@ -43,7 +43,7 @@ pub struct Node {
     pub store_dir: PathBuf,
     /// Directory of records, leases and locks.
     pub run_dir: PathBuf,
-    /// Where sysfs is mounted.
+    /// The mount point of sysfs.
     pub sysfs_root: PathBuf,
     /// Directory in which device-info files may be written. `runtimeConfig.CNIDeviceInfoFile` is a
     /// path that a tenant's configuration can set.
@@ -52,8 +52,8 @@ pub struct Node {
     pub first_table: u32,
     /// Networks of Services and pods, which no route of a rail may cover; empty: not known.
     pub cluster_networks: Vec<IpNet>,
-    /// What the port of every rail must be set to for RoCE; `None`: ports are compared with each
-    /// other only.
+    /// The settings for RoCE that the port of every rail must have; `None`: ports are compared with
+    /// each other only.
     pub roce: Option<Roce>,
     /// The VFs of each rail without `vfs` of its own; `None`: they are left alone.
     vfs: Option<Vfs>,
@@ -62,7 +62,7 @@ pub struct Node {
     call_timeout: u16,
     /// Whether the kernel confines calls; see src/confine.
     pub confine: bool,
-    /// What networks may do on this node.
+    /// The rules for networks on this node.
     pub policy: Policy,
     /// Why `run_dir` may be another than node.json says, if that cannot be read.
     #[serde(skip)]

@@ -22,7 +22,7 @@ pub struct Policy {
     pub drivers: Option<Vec<String>>,
     /// Whether only VFs may be attached: no PF, no SF, no other device.
     pub vfs_only: bool,
-    /// Those of [`VF_KEYS`](super::VF_KEYS) that networks may use.
+    /// The keys of [`VF_KEYS`](super::VF_KEYS) that networks may use.
     pub vf_keys: Option<Vec<String>>,
     /// Kinds of netdevs that may be attached besides functions of a bus: `veth`, `netdevsim`,
     /// `representor`.
@@ -72,9 +72,9 @@ impl Default for Policy {
 /// A device, as the policy judges it.
 #[derive(Debug)]
 pub struct Judged<'a> {
-    /// What messages call it.
+    /// The device's name in messages.
     pub what: String,
-    /// What it is on its bus.
+    /// The function on its bus.
     pub function: Option<&'a Function>,
     /// Its PF, or itself.
     pub pf: Option<&'a Pf>,

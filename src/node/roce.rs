@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::fail;
 
-/// What the operator wants of the port of every rail. An absent key is not compared.
+/// The operator's settings for the port of every rail. An absent key is not compared.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Roce {
@@ -18,7 +18,7 @@ pub struct Roce {
     pub ecn: Option<bool>,
 }
 
-/// Where a port takes the priority of a packet from.
+/// The source of a packet's priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Trust {
@@ -29,7 +29,7 @@ pub enum Trust {
 }
 
 impl Roce {
-    /// What the ports must trust: a `tos` needs the DSCP.
+    /// The trust that the ports must have: a `tos` needs the DSCP.
     pub fn trust(&self) -> Option<Trust> {
         self.trust.or(self.tos.map(|_| Trust::Dscp))
     }

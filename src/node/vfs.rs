@@ -8,22 +8,22 @@ use super::{Node, RailPf};
 use crate::fail;
 use rail_netlink::vf::{LinkState, VfState};
 
-/// What the PF of a rail and its VFs must be. An absent key is left as it is.
+/// The required state of a rail's PF and its VFs. An absent key is left as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Vfs {
-    /// How many VFs the PF has, exactly.
+    /// The exact number of the PF's VFs.
     pub number: u16,
     /// The MTU in bytes that the PF has at least: its VFs can have no larger one.
     pub mtu: Option<u32>,
-    /// Who drives the VFs.
+    /// The driver of the VFs.
     pub driver: Option<Driver>,
     trust: Option<bool>,
     spoofchk: Option<bool>,
     link_state: Option<LinkState>,
 }
 
-/// Who drives a VF.
+/// The driver of a VF.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub enum Driver {
     /// The kernel, with the NIC's own driver.
@@ -35,7 +35,7 @@ pub enum Driver {
 }
 
 impl Vfs {
-    /// What the PF must have set for each of its VFs.
+    /// The settings that the PF must have for each of its VFs.
     pub fn settings(&self) -> VfState {
         let Vfs {
             trust,
@@ -71,7 +71,7 @@ impl Vfs {
 }
 
 impl Node {
-    /// What the PF of this rail must have; `None` where node.json does not say.
+    /// The requirements for the PF of this rail; `None` where node.json has none.
     pub fn vfs_of<'a>(&'a self, rail: &'a RailPf) -> Option<&'a Vfs> {
         rail.vfs.as_ref().or(self.vfs.as_ref())
     }

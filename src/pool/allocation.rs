@@ -37,7 +37,7 @@ pub struct Allocation {
     /// Addresses that no pod may have.
     #[serde(default)]
     pub exclusions: Vec<Range>,
-    /// Where the cable ends: one leaf port, or with `hwplb` one on each plane. Only messages use
+    /// The ends of the cable: one leaf port, or with `hwplb` one on each plane. Only messages use
     /// it, and the store has it in a file of its own, because rail-ipam 0.1.0 refuses a key that it
     /// does not know.
     #[serde(skip)]

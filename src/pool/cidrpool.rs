@@ -159,14 +159,14 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Whose allocations a plan has. All rows are checked in any case, but an allocation repeats what
-/// the pool says for all nodes: a pool of many rows and many exclusions is small, and all of its
-/// allocations together are not.
+/// The nodes whose allocations a plan has. All rows are checked in any case, but an allocation
+/// repeats what the pool says for all nodes: a pool of many rows and many exclusions is small, and
+/// all of its allocations together are not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted<'a> {
-    /// Those of all nodes.
+    /// All nodes.
     All,
-    /// That of this node.
+    /// This node.
     Node(&'a str),
     /// None: only faults and warnings.
     None,
@@ -177,7 +177,7 @@ pub enum Wanted<'a> {
 pub struct Plan {
     /// By the name of the node, as far as they are wanted.
     pub allocations: BTreeMap<String, Allocation>,
-    /// What the pool says and no allocation has.
+    /// Warnings about the pool itself.
     pub warnings: Vec<Fault>,
 }
 
@@ -316,7 +316,7 @@ impl Spec {
         }
     }
 
-    /// What holds for every node; `None` where so much is wrong that rows cannot be judged.
+    /// The shape that every node shares; `None` where so much is wrong that rows cannot be judged.
     fn shape(&self, path: &str, checked: &mut Checked<'_>) -> Option<Shape> {
         let of = |key: &str| format!("{path}.{key}");
         let (cidr, length) = match self.lengths(path) {
@@ -502,7 +502,7 @@ fn merge(ranges: &mut Vec<(u128, u128)>) {
     });
 }
 
-/// What is known of a pool while its rows are read.
+/// The knowledge of a pool while its rows are read.
 struct Checked<'a> {
     wanted: Wanted<'a>,
     allocations: BTreeMap<String, Allocation>,

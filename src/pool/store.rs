@@ -25,8 +25,8 @@ use crate::node::Node;
 pub const LEAF_PORTS: &str = "leaf-ports";
 /// A file that exists while a process writes the store, or after one was killed.
 pub const UNFINISHED: &str = ".unfinished";
-/// How the name of a file begins that closes a node: the plan may have given its prefixes to
-/// another one. The rest is the name of the node, and the content says why. It is not in the node's
+/// Prefix of the name of a file that closes a node: the plan may have given its prefixes to another
+/// one. The rest is the name of the node, and the content says why. It is not in the node's
 /// directory, which each plan replaces.
 const CLOSED: &str = ".closed.";
 /// Longest such text in messages, in bytes.
@@ -254,8 +254,8 @@ impl Store {
             .unwrap_or_default())
     }
 
-    /// What `read` finds in the directory of `node_name`; `None` if there is none. A directory that
-    /// is replaced loses its files only later: what is not whole, as `is_whole` says, may be of one
+    /// Reads from the directory of `node_name`, with `read`; `None` if there is none. A directory
+    /// that is replaced loses its files only later: a value that `is_whole` refuses may be of one
     /// that was replaced meanwhile, and is read again from the new one.
     fn of_one_plan<T>(
         &self,

@@ -100,7 +100,7 @@ fn create(group: &str, object: Value) -> Value {
     json!({"user": "someone", "groups": [group], "object": object})
 }
 
-/// What each policy that refuses a request says of it.
+/// The messages of each policy that refuses a request.
 fn judge(requests: &[Value]) -> Vec<Vec<String>> {
     judge_by("conf/admission-policy.yaml", requests)
 }
@@ -139,7 +139,7 @@ fn refuses(attacks: &[(String, &str)]) {
     }
 }
 
-/// What ADD says of a configuration, with the device that Multus adds to one that names none.
+/// ADD's answer to a configuration, with the device that Multus adds to one that names none.
 fn add(config: &str) -> String {
     let mut parsed: Value = serde_json::from_str(config).unwrap();
     let names_one = ["deviceID", "pciBusID", "device", "hwaddr", "kernelpath"]
@@ -218,7 +218,7 @@ fn the_networks_of_conf_are_admitted() {
             let key = "\"rail\": 0, \"type\": \"rail-cni\", ";
             longest.insert_str(1, &key.repeat((16_384 - longest.len()) / key.len()));
             requests.push(create(TENANT, nad("ai", &longest)));
-            // What changes nothing outside of the pod.
+            // Plugins that change nothing outside of the pod.
             for other in [
                 r#"{"type": "dummy", "mtu": 9000}"#,
                 r#"{"plugins": [{"type":"dummy"}, {"TYPE" : "vrf"}]}"#,
@@ -231,7 +231,7 @@ fn the_networks_of_conf_are_admitted() {
                 TENANT,
                 nad("ai", &with(r#""rdma": "required", "mode": "rdma""#)),
             ));
-            // What an operator writes: those that name other plugins or settings of the VF.
+            // The operator's networks: those that name other plugins or settings of the VF.
             let migration =
                 std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("conf/migration"))
                     .unwrap();
@@ -256,8 +256,8 @@ fn the_networks_of_conf_are_admitted() {
     );
 }
 
-/// All that `policy` of the shipped node.json keeps to the operator, and what else ADD refuses of
-/// it: the tenant learns of it from `kubectl apply`.
+/// Every key that `policy` of the shipped node.json keeps to the operator, and the other refusals
+/// of ADD: the tenant learns of them from `kubectl apply`.
 #[test]
 fn what_add_refuses_by_the_nodes_policy_is_refused_before() {
     on_a_node(
@@ -390,7 +390,7 @@ fn what_add_refuses_by_the_nodes_policy_is_refused_before() {
     );
 }
 
-/// What ADD accepts, or has no say in, and a tenant has no need of.
+/// Keys that ADD accepts, or does not see, and a tenant does not need.
 #[test]
 fn what_reaches_beyond_a_rail_is_refused() {
     on_a_node(
@@ -876,7 +876,7 @@ fn one_label_makes_the_pod_of_the_examples() {
     container.remove("securityContext");
     container.remove("volumeMounts");
     container["resources"] = json!({"limits": {"nvidia.com/gpu": 8}});
-    // What there was stays.
+    // The pod's own values stay.
     let mut more = pod.clone();
     more["metadata"]["annotations"] = json!({"a": "b"});
     more["spec"]["initContainers"] = json!([{"name": "first", "image": "i"}]);

@@ -58,7 +58,7 @@ impl Api {
         self.lock().remove(&path_of(&object)).unwrap();
     }
 
-    /// What Multus reported of a pod.
+    /// Multus' report about a pod.
     pub fn network_status(&self, pod: &str) -> Vec<Value> {
         let pod = self.lock()[&format!("default/pods/{pod}")].clone();
         serde_json::from_str(

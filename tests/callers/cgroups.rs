@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use crate::node::text_of;
 
 const ROOT: &str = "/sys/fs/cgroup";
-/// All that is made is below it.
+/// The parent of all cgroups of the tests.
 const OURS: &str = "rail-cni-callers";
 
 /// The groups, which are removed with it. All processes of the test end before.

@@ -73,7 +73,7 @@ struct Sandbox {
     id: String,
     /// Name of its network namespace.
     netns: String,
-    /// How long RunPodSandbox took.
+    /// Duration of RunPodSandbox.
     took: Duration,
 }
 
@@ -243,7 +243,7 @@ fn log() -> String {
     )
 }
 
-/// What a command printed as JSON, or null; it must have succeeded.
+/// The JSON output of a command, or null; it must have succeeded.
 #[track_caller]
 fn json_is_ok(output: &Output) -> Value {
     assert!(output.status.success(), "{}{}", text_of(output), log());
@@ -422,8 +422,7 @@ fn nothing_is_left_of_a_pod_whose_containerd_is_killed(node: &mut Node, version:
         node.is_as_before();
     }
     let mut last = containerd.run_command("last").output().unwrap();
-    // That upstream's bridge lost its ports while it was read is no matter of ours, and kubelet
-    // tries again.
+    // Upstream's bridge may lose its ports while it is read, and kubelet tries again.
     if text_of(&last).contains("plugin type=\"bridge\" failed") {
         containerd.end_all();
         last = containerd.run_command("last").output().unwrap();
@@ -547,7 +546,7 @@ fn multus_at_1_1_0_loses_every_del_and_doctor_says_so() {
             }
             assert_eq!(verdicts_of_networks(version), ["fail"]);
 
-            // What doctor says that is to be done.
+            // Doctor's remedy.
             write(MULTUS_CONF, cluster.config().to_string());
             assert_eq!(verdicts_of_networks(version), ["ok"]);
             let deadline = Instant::now() + Duration::from_secs(60);
@@ -563,8 +562,8 @@ fn multus_at_1_1_0_loses_every_del_and_doctor_says_so() {
     );
 }
 
-/// What `railctl doctor` says of the networks of the runtime, where it has a containerd of this
-/// version in its usual place.
+/// The verdicts of `railctl doctor` on the networks of the runtime, where it has a containerd of
+/// this version in its usual place.
 fn verdicts_of_networks(version: &str) -> Vec<String> {
     let usual = Path::new("/usr/local/bin");
     if !usual.join("containerd").exists() {

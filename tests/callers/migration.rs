@@ -56,7 +56,7 @@ fn del(config: &Value, ifname: &str) {
     assert!(output.status.success(), "{}", text_of(&output));
 }
 
-/// What a pod sees of an interface.
+/// An interface as the pod sees it.
 #[derive(Debug, PartialEq)]
 struct Seen {
     addresses: Vec<String>,
@@ -206,7 +206,7 @@ fn a_sriov_network_starts_under_the_shipped_node_json() {
             del(&config, "net1");
             node.is_as_before();
 
-            // What the operator adds for `vlan`, `spoofChk`, `trust` and `linkState` is the
+            // The operator's additions for `vlan`, `spoofChk`, `trust` and `linkState` stay the
             // operator's, by node.json.
             for (key, value) in [
                 ("vlan", json!(100)),
@@ -370,7 +370,7 @@ fn a_device_that_host_device_attached_is_refused_until_its_pod_ends() {
     });
 }
 
-/// The same network by both plugins, with this IPAM section.
+/// Adds one network by both plugins, with this IPAM section.
 fn by_both(ipam: &Value, others: &Map<String, Value>) -> [(Value, Seen); 2] {
     ["host-device", "rail-cni"].map(|plugin| {
         let mut config =
@@ -385,7 +385,7 @@ fn by_both(ipam: &Value, others: &Map<String, Value>) -> [(Value, Seen); 2] {
     })
 }
 
-/// The same address by host-local. What differs is what the page about migration says.
+/// Both addresses are of host-local. The differences are those of the page about migration.
 #[test]
 fn a_rail_differs_from_host_device_in_mtu_default_route_and_neighbours() {
     let test = "migration::a_rail_differs_from_host_device_in_mtu_default_route_and_neighbours";

@@ -18,7 +18,7 @@ const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 pub const UID: &str = "6d9f0a52-3f0c-4d0e-8a55-0c9c4f1d2e3b";
 const KUBECONFIG: &str = "/etc/cni/net.d/multus.d/multus.kubeconfig";
 const CHECKPOINT: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
-/// Where Multus keeps what it was asked, for the DEL.
+/// Directory in which Multus keeps its requests, for the DEL.
 const CACHE: &str = "/var/lib/cni/multus";
 
 macro_rules! under_each_multus {
@@ -79,7 +79,7 @@ impl Sandbox {
         }
     }
 
-    /// What a runtime says in the environment.
+    /// The environment that a runtime sets.
     pub fn variables(&self, verb: &str) -> BTreeMap<&'static str, String> {
         let id = &self.id;
         let args = format!(
@@ -210,7 +210,7 @@ pub fn pod_of(name: &str, uid: &str) -> Value {
     pod
 }
 
-/// The same with requests for rail 0, and all others as they are.
+/// Like [`pod`], with requests for rail 0, and all others as they are.
 fn pod_that_asks(request: Value) -> Value {
     let mut pod = pod();
     let mut networks: Vec<_> = RAILS
@@ -413,7 +413,7 @@ fn the_rails_come_back_when_their_networks_are_changed(cluster: &Cluster) {
         );
         cluster.api.apply(&nad);
     }
-    // What the cache does not say, it asks for.
+    // Multus asks for values that the cache does not have.
     fs::remove_dir_all(CACHE).unwrap();
     cluster.ends(&sandbox);
 }

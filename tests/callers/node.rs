@@ -91,7 +91,7 @@ pub fn on_a_node(test: &str, callers: &[&str], body: impl FnOnce(&mut Node)) {
     );
 }
 
-/// Where scripts/build leaves them.
+/// Directory in which scripts/build leaves them.
 fn built() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| Path::new(ROOT).join("target"), PathBuf::from)
@@ -251,7 +251,7 @@ pub fn start(command: &mut Command, variables: &BTreeMap<&str, String>, stdin: &
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Who is killed does not read.
+    // A killed program does not read.
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
     child
 }
@@ -269,7 +269,7 @@ pub fn kill_after(mut child: Child, time: Duration, alone: bool) {
     child.wait().unwrap();
 }
 
-/// What a command printed as JSON; it must have succeeded.
+/// The JSON output of a command; it must have succeeded.
 #[track_caller]
 pub fn json_of(output: &Output) -> Value {
     assert!(output.status.success(), "{}", text_of(output));
@@ -277,7 +277,7 @@ pub fn json_of(output: &Output) -> Value {
         .unwrap_or_else(|error| panic!("{error}: {}", text_of(output)))
 }
 
-/// All that a command printed.
+/// The output of a command.
 pub fn text_of(output: &Output) -> String {
     format!(
         "{}{}",
@@ -356,8 +356,8 @@ impl Node {
         self.before = self.state();
     }
 
-    /// What the kernel does with the VFs of a namespace that ended: they are on the host again. A
-    /// veth has gone with it.
+    /// Puts the VFs of a namespace that ended on the host again, as the kernel does. A veth has
+    /// gone with it.
     pub fn return_devices(&self) {
         for rail in RAILS {
             let deadline = Instant::now() + Duration::from_secs(60);
@@ -429,8 +429,8 @@ impl Node {
         ip(&args);
     }
 
-    /// What must be the same after the pod: the links of the host, and the files of leases, records
-    /// and pending ones.
+    /// The state that must be equal after the pod: the links of the host, and the files of leases,
+    /// records and pending ones.
     fn state(&self) -> Value {
         let rails = ip_json("link show");
         let links: BTreeMap<_, _> = rails
@@ -512,7 +512,7 @@ fn furnish() {
     ip("link set lo up");
 }
 
-/// What sysfs shows of the PF of rail R without VFs.
+/// Adds the PF of rail R without VFs, as sysfs shows it.
 fn add_pf(rail: u8) {
     let pf = pf_address(rail);
     for folder in ["bus/pci/devices", "bus/pci/drivers/mlx5_core"] {
@@ -525,7 +525,7 @@ fn add_pf(rail: u8) {
     );
 }
 
-/// What sysfs shows of VF N of rail R, and its netdev.
+/// Adds VF N of rail R, as sysfs shows it, and its netdev.
 fn add_vf(rail: u8, vf: u8) {
     let (pf, address) = (pf_address(rail), address_of_vf(rail, vf));
     let at = |path: String| Path::new(SYS).join(path);

@@ -35,7 +35,7 @@ struct Thick<'a> {
     /// The port of its HTTPS end.
     port: String,
     daemon: Child,
-    /// What stands for the rest of a cluster.
+    /// Stand-ins for the rest of a cluster.
     doubles: Vec<Child>,
 }
 

@@ -247,6 +247,6 @@ check "deploy/uninstall/ is deleted" kubectl delete -k "$own/uninstall" --timeou
 check "deploy/ is deleted" kubectl delete -k "$own/install" --ignore-not-found --timeout 60s
 kubectl delete namespace nvidia-network-operator --wait --timeout 60s >/dev/null
 
-# What comes next finds the nodes as this found them.
+# The next test finds the nodes as this one found them.
 for node in "${nodes[@]}"; do check "rail-cni is installed on $node again, without the agent" install_rails "$node"; done
 finish

@@ -19,7 +19,7 @@ pools_have() {
     [[ $sizes == "[$1,$1,$1,$1,$1,$1,$1,$1]" ]] || { printf '%s\n' "$sizes" && return 1; }
 }
 
-# What the API server stored is what the plan says, for a node at the end.
+# Compares the API server's store with the plan, for a node at the end.
 are_those_of_the_plan() {
     diff <(plan --to csv | awk -F, '$1 == "worker-gpu-8191" { print $6 "/31", $7 }' | sort) \
         <(kubectl get cidrpools -n nvidia-network-operator -o json | jq -r '.items[].spec.staticAllocations[]

@@ -26,7 +26,7 @@ fn named(nads: &[Value]) -> Vec<String> {
         .collect()
 }
 
-/// What lint prints is what lint has no fault with, and needs no rewriting.
+/// Lint finds no fault with its own output, which needs no rewriting.
 fn is_clean(nads: &[Value]) {
     let bench = Bench::new();
     let text: String = nads.iter().map(|nad| format!("---\n{nad}\n")).collect();

@@ -134,7 +134,7 @@ fn lint_says_of_the_networks_as_they_were_that_it_takes_them() {
     }
 }
 
-/// Whatever lint says of a file of conf/migration, docs/migration.md explains.
+/// Every message of lint about a file of conf/migration is explained in docs/migration.md.
 #[test]
 fn what_lint_says_of_the_migrated_networks_is_in_the_page() {
     let output = Bench::new()

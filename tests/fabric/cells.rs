@@ -1,4 +1,4 @@
-//! What became of every cell: did the question get an answer, and by which rails did both go.
+//! The result of every cell: did the question get an answer, and by which rails did both go.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -28,7 +28,7 @@ pub struct Cell {
 /// None where no packet was seen.
 type Rails = BTreeSet<usize>;
 
-/// What a round of questions of one kind showed.
+/// The result of a round of questions of one kind.
 #[derive(Debug)]
 pub struct Asked {
     pub cells: Vec<Cell>,
@@ -137,7 +137,7 @@ impl Fabric {
         }
     }
 
-    /// What the pod of `node` asks. An unbound question goes to each rail once.
+    /// The questions of the pod of `node`. An unbound question goes to each rail once.
     fn questions(&self, node: usize, kind: Kind) -> Vec<Question> {
         let mut questions = Vec::new();
         for &family in &self.setup.families {
@@ -170,7 +170,7 @@ struct Question {
     probe: Probe,
 }
 
-/// What the pods' counters have, see count.nft.
+/// The pods' counters, see count.nft.
 #[derive(Default)]
 struct Seen {
     packets: u64,
@@ -292,9 +292,9 @@ impl Seen {
     }
 }
 
-/// Which way the cells went, as paths.txt has it: a line per way, with the kinds that went it. A is
+/// The ways of the cells, as paths.txt has them: a line per way, with the kinds that went it. A is
 /// the rail of the address that asks, B that of the one that is asked. For an unbound socket the
-/// kernel chooses the one that asks. `-` is where no packet came.
+/// kernel chooses the first one. `-` is for cells in which no packet came.
 pub fn paths(asked: &BTreeMap<Kind, Asked>) -> Vec<String> {
     let mut ways: BTreeMap<String, BTreeMap<Kind, u32>> = BTreeMap::new();
     for (kind, asked) in asked {

@@ -29,7 +29,7 @@ pub const RAILS: usize = 8;
 pub const NODES: usize = 4;
 pub const SPINES: usize = 2;
 const SUS: usize = 2;
-/// How often a neighbour is asked before it must have answered.
+/// Number of requests to a neighbour before it must have answered.
 const GREETINGS: usize = 5;
 
 /// An IP family.
@@ -84,7 +84,7 @@ pub fn ends() -> impl Iterator<Item = End> {
     (0..NODES).flat_map(|node| (0..RAILS).map(move |rail| End { node, rail }))
 }
 
-/// What the links between nodes and leaves have.
+/// The addressing of the links between nodes and leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Links {
     /// The prefixes of Spectrum-X.
@@ -97,7 +97,7 @@ pub enum Links {
     Onlink,
 }
 
-/// What a fabric is built with.
+/// The parameters of a fabric.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
     pub links: Links,
@@ -300,7 +300,7 @@ impl Fabric {
         commands
     }
 
-    /// What belongs to the leaf's own network but is on none of its ports goes nowhere.
+    /// Addresses of the leaf's own network that are on none of its ports lead nowhere.
     fn uplink_commands(&self, su: usize, rail: usize) -> String {
         let mut commands = String::new();
         for &family in &self.setup.families {
@@ -745,7 +745,7 @@ impl Fabric {
         }
     }
 
-    /// How many spines forwarded packets.
+    /// Number of spines that forwarded packets.
     pub fn spines_at_work(&self) -> usize {
         let forwards = |file: &str, key: &str, column: usize| {
             let text = fs::read_to_string(Path::new("/proc/thread-self/net").join(file)).unwrap();
@@ -846,7 +846,7 @@ fn loopback(family: Family, su: usize, rail: usize) -> String {
     }
 }
 
-/// What the leaf of an SU and a rail announces to the spines.
+/// The network that the leaf of an SU and a rail announces to the spines.
 fn leaf_network(family: Family, su: usize, rail: usize) -> String {
     match family {
         Family::V4 => format!("172.{}.{su}.0/24", 16 | rail << 1),

@@ -18,9 +18,9 @@ use rustix::net::{
 };
 
 const PORT: u16 = 7000;
-/// How long an answer is waited for. A fabric in one kernel answers within a millisecond where
-/// nothing else wants the processors. TCP sends its first packet again by itself, after one second
-/// and after three.
+/// Time limit for an answer. A fabric in one kernel answers within a millisecond where nothing else
+/// wants the processors. TCP sends its first packet again by itself, after one second and after
+/// three.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Questions that are asked at once. Those of one rail share its queue of packets that wait for the
 /// leaf's MAC.
@@ -30,7 +30,7 @@ const TTL: i32 = 64;
 /// Bytes of a jumbo frame's packet, its IP header included.
 const JUMBO: usize = 9000;
 
-/// How a question is asked.
+/// The kind of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// An ICMP echo whose socket is bound to the interface, as `ping -I net1`.
@@ -63,7 +63,7 @@ impl fmt::Display for Kind {
 /// One question.
 #[derive(Clone, Debug)]
 pub struct Probe {
-    /// How it is asked.
+    /// Its kind.
     pub kind: Kind,
     /// The interface to bind to.
     pub interface: String,

@@ -19,7 +19,7 @@ tells_where() { contains "$1" "$(vf 0) is ${3:-net1} in the namespace /run/netns
 # status_of FILTER: its exit status says that there is something to do.
 status_of() { { "$bin/railctl" status --output json || true; } | jq -r "$1"; }
 
-# What ADD could not have known is as the pod left it.
+# Settings that ADD could not have known are as the pod left them.
 as_before() { ip link set ens0f0v0 mtu 1500; }
 
 every_command_says_which_namespace_has_the_vf() {
@@ -70,7 +70,7 @@ reap_rebuild_puts_it_on_record_and_its_end_is_as_any_other() {
     done
 }
 
-# What was found may be on record, or on the host, by the time that the record is written.
+# A device that was found may be on record, or on the host, by the time that the record is written.
 reap_rebuild_looks_again_before_it_writes() {
     local meanwhile reaping holding
     for meanwhile in added returned; do

@@ -62,7 +62,7 @@ a_store_on_a_server_that_has_died_ends_no_call_without_an_answer() {
     with_node ".storeDir = \"$disk/store\""
     pod pod1
     refused "longer than 2s and was ended" ADD pod1 net1 "$(conf 0 "$(vf 0)")"
-    # Whoever asks for the node's state gets an answer too.
+    # A request for the node's state gets an answer too.
     said=$(timeout 30 "$bin/railctl" doctor 2>&1) && fail "doctor: $said"
     contains "doctor" "the checks run and store" "$said"
     # It needs no store.

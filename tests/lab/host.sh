@@ -30,7 +30,8 @@ deconfigured() {
     ip route flush table 4242 2>/dev/null || true
 }
 
-# What the host has on the NIC. Times count down, IPv6 makes its local routes when it can, and the carrier comes later.
+# The host's addresses and routes on the NIC. Times count down, IPv6 makes its local routes when it can, and the carrier
+# comes later.
 of_host() { all_of_host | sed -E 's/(lft) [0-9]+sec/\1 TIME/g; s/ (tentative|linkdown)//g'; }
 
 all_of_host() {

@@ -89,7 +89,7 @@ a_vf_forgets_what_its_pod_set() {
     same "the VF after the next DEL" "$before" "$(told ens0f0v0)"
 }
 
-# Nobody says DEL: the kernel hands it back as net1, with everything on it.
+# Without a DEL: the kernel hands it back as net1, with everything on it.
 a_vf_of_a_dead_pod_has_nothing_of_it() {
     local config before
     config=$(conf 0 "$(vf 0)")
@@ -104,7 +104,7 @@ a_vf_of_a_dead_pod_has_nothing_of_it() {
     same "the VF" "$before" "$(told ens0f0v0)"
 }
 
-# What the host has set is what comes back.
+# The host's own settings come back.
 a_vf_keeps_what_the_host_set() {
     local config before
     config=$(conf 0 "$(vf 0)")

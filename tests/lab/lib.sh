@@ -95,8 +95,8 @@ vf() {
     printf '%s' "${link##*/}"
 }
 
-# Everything that must be as it was after the last DEL: each device of the host with MTU, MAC, altnames, state, and
-# what the PFs have set for their VFs; leases and records.
+# The state that must be restored after the last DEL: each device of the host with MTU, MAC, altnames, state, and the
+# PFs' settings for their VFs; leases and records.
 snapshot() {
     ip -json -details link show | jq -rc '.[] | select(.ifname != "lo") |
         [.ifname, .mtu, .address, (.altnames // [] | sort), (.flags | index("UP") != null),
@@ -207,7 +207,7 @@ wait_until() {
 # has_netdevs DEVICE [NUMBER]: has the host so many netdevs of a device, a folder of sysfs?
 has_netdevs() { (($(netdevs_of "$1") >= ${2:-1})); }
 
-# How many there are.
+# Number of netdevs.
 netdevs_of() { { find "$1/net/" -mindepth 1 -maxdepth 1 2>/dev/null || true; } | wc -l; }
 
 # --- the plugin ------------------------------------------------------------------------------------------------

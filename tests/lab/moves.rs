@@ -96,7 +96,7 @@ struct Road<'a> {
 }
 
 impl Road<'_> {
-    /// What each of [`PARTS`] took. The device begins and ends on the host, down.
+    /// The duration of each of [`PARTS`]. The device begins and ends on the host, down.
     fn round(&mut self) -> [f64; PARTS.len()] {
         // Part by part, each way in its turn.
         let moved_in = self.enters(self.name, None);

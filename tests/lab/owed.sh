@@ -10,17 +10,17 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 refuser=$target/debug/examples/refuser
 [[ -x $refuser ]] || die "no $refuser: cargo build --example refuser"
 
-# What the first pod's network sets for its VF, and what is refused when it is to go back. Steps that need no hardware
-# are in tests/netns/owed.rs.
+# The settings of the first pod's network for its VF, and the one that is refused when it is to go back. Steps that need
+# no hardware are in tests/netns/owed.rs.
 declare -A wanted=(
     [vlan]='"vlan": 100' [mac]='"mac": "02:00:00:00:0c:01"' [spoofchk]='"spoofchk": "off"' [trust]='"trust": "on"'
     [rate]='"max_tx_rate": 200' [rdma]='"rdma": "required"'
 )
 declare -A back=([vlan]=vlan=0 [spoofchk]=spoofchk=1 [trust]=trust=0 [rate]=rate=0 [rdma]=rdma)
 
-# What fails, how the pod ends, who comes next. VLAN and MAC are put back in places of their own, the other settings in
-# that of the VLAN: for them the ways that differ most, and the next pod that they could harm. A dead namespace's RDMA
-# devices are the kernel's to give back.
+# The step that fails, the end of the pod, the next user. VLAN and MAC are put back in places of their own, the other
+# settings in that of the VLAN: for them the ways that differ most, and the next pod that they could harm. A dead
+# namespace's RDMA devices are the kernel's to give back.
 readonly cases='
     vlan del network      vlan del-twice same      vlan dead-then-del address
     vlan gc network       vlan reap same           vlan nothing network
@@ -32,7 +32,7 @@ readonly cases='
     rdma del same         rdma del network         rdma del-twice address    rdma nothing same
 '
 
-# What the kernel refuses, for now: all calls of cni go through the refuser while it is set.
+# The kernel's refusal, for now: all calls of cni go through the refuser while it is set.
 refuse=''
 
 # As in lib.sh.
@@ -100,7 +100,7 @@ next() {
             contains "the message" "the $1 of VF 0" "$told"
             contains "the message" "lab/pod1" "$told"
             contains "the message" "\`ip link set ens0f0 vf 0 $1 " "$told"
-            # What it says helps.
+            # Its remedy helps.
             told=${told#*\`}
             told=${told%%\`*}
             $told
@@ -213,7 +213,7 @@ attached_again() {
     add pod1 net2 "$config"
 }
 
-# What the first interface owes is not taken from the second.
+# A step of the first interface is not undone on the second.
 an_rdma_device_that_was_attached_again_stays_in_its_pod() {
     local config result
     attached_again

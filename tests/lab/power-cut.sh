@@ -22,7 +22,7 @@ xfs_that_commits_all_the_time_has_the_old_plan_or_the_new() { tries xfs 300M bus
 btrfs_has_the_old_plan_or_the_new() { tries btrfs 128M; }
 btrfs_that_commits_all_the_time_has_the_old_plan_or_the_new() { tries btrfs 128M busy; }
 
-# The same where railctl does not wait for the disk, which shows that a store that is written wrongly is found.
+# Without railctl's waits for the disk, a store that is written wrongly is found.
 without_waits_for_the_disk_plans_are_lost() {
     has strace || skip "no strace"
     under=(strace -qq -o /dev/null -e inject=syncfs:retval=0)
@@ -45,7 +45,7 @@ tries() {
     mkdir -p "$disk" "$folder/plan-0"
     truncate -s "$2" "$folder/image"
     truncate -s 256M "$folder/log"
-    # What a file system does later in the background would be most of the recording.
+    # The background work of a file system would be most of the recording.
     [[ $type != ext4 ]] || set -- "$1" "$2" "$busy" -E lazy_itable_init=0,lazy_journal_init=0
     "mkfs.$type" -q "$folder/image" "${@:4}"
     cp --sparse=always "$folder/image" "$folder/base"
@@ -72,7 +72,7 @@ tries() {
     return "$status"
 }
 
-# What a case that failed left, too.
+# Removes the remains of a failed case, too.
 clean() {
     ! mountpoint -q "$disk" || umount "$disk"
     [[ ! -e /dev/mapper/cut ]] || dmsetup remove cut

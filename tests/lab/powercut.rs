@@ -110,15 +110,15 @@ struct Unit {
     is_forced: bool,
 }
 
-/// What is written between two flushes.
+/// The writes between two flushes.
 #[derive(Debug)]
 struct Epoch {
     units: Range<usize>,
-    /// Which moment it is before each of its units, and after the last.
+    /// The moment before each of its units, and after the last.
     moments: Vec<Moment>,
 }
 
-/// Where in the recording.
+/// A moment in the recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Moment {
     /// Changes of the store that have begun.
@@ -434,7 +434,7 @@ impl Tree {
         Some(tree)
     }
 
-    /// What a node has: hidden files and directories are of no node.
+    /// The files of each node: hidden files and directories are of no node.
     fn nodes(&self) -> BTreeMap<&str, Vec<(&String, &Vec<u8>)>> {
         let mut nodes = BTreeMap::<_, Vec<_>>::new();
         for entry in self.0.iter().filter(|(path, _)| !path.starts_with('.')) {
@@ -455,7 +455,7 @@ struct Judge {
     options: String,
     folder: PathBuf,
     plans: Vec<Tree>,
-    /// What was found out already: of the same store at the same moment nothing else can come.
+    /// Earlier verdicts: one store at one moment has one verdict.
     known: HashMap<(Moment, Tree), Result<(), String>>,
 }
 
@@ -521,7 +521,7 @@ impl Judge {
         Ok(())
     }
 
-    /// The same change once more ends in its plan, with nothing left over.
+    /// A repeated change ends in its plan, with nothing left over.
     fn repeat(&self, moment: Moment) -> Result<(), String> {
         let change = Command::new("bash")
             .arg(self.folder.join(format!("change-{}", moment.begun)))

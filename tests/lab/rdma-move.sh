@@ -132,7 +132,7 @@ a_vf_without_a_device_whose_pf_has_one_is_warned_of() {
     rdma link add rxe10 type rxe netdev ens1f0v0
 }
 
-# What the pod is told of its device is what it sees, and goes with it.
+# The device info names the device that the pod sees, and goes with it.
 the_device_info_names_what_the_pod_sees() {
     local config info=/var/run/k8s.cni.cncf.io/devinfo/cni/pod1-net1
     pod pod1
@@ -286,7 +286,7 @@ a_device_that_nobody_sees_is_owed_until_it_is_back() {
     same "on the host" "$before" "$(on_host)"
 }
 
-# Nothing is on record of it: somebody else moved it.
+# It is on no record: somebody else moved it.
 a_device_in_another_namespace_is_named_and_doctor_has_its_place() {
     local said
     pod pod1 && pod pod2

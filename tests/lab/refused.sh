@@ -21,8 +21,8 @@ by_name() {
     conf 0 x | jq -c --arg device "$1" 'del(.deviceID, .pciBusID, .runtimeConfig, .rail, .ipam) + {device: $device}'
 }
 
-# Whatever the VF's frames go to, in a namespace that has a name; a VLAN, which gets only those with its tag, on a VF that
-# is up.
+# Every kind of link that takes the VF's frames, in a namespace that has a name; a VLAN, which gets only those with its
+# tag, on a VF that is up.
 links_of_other_namespaces_on_a_vf_are_seen() {
     local kind held=0
     pod pod1 && pod pod2
@@ -38,7 +38,7 @@ links_of_other_namespaces_on_a_vf_are_seen() {
     ((held == 4)) || fail "$held of 4 kinds could be tried"
     ip link set ens0f0v0 down
     add pod1 net1 "$(conf 0 "$(vf 0)")"
-    # What a pod has stacked on its own device is no matter of the host's.
+    # Links that a pod has stacked on its own device are no matter of the host's.
     ip -n pod1 link add link net1 name upper type vlan id 7
     del pod1 net1 "$(conf 0 "$(vf 0)")"
 }
@@ -124,7 +124,7 @@ hide_on_free_vf() {
     ip netns del kept
 }
 
-# What docs/security.md says of it: an ADD asks for ids of VLANs only where the device is up.
+# As docs/security.md has it: an ADD asks for ids of VLANs only where the device is up.
 a_hidden_vlan_on_a_free_vf_ends_with_the_next_pod_or_is_found_if_the_vf_is_up() {
     local config
     config=$(conf 0 "$(vf 0)")
@@ -195,7 +195,7 @@ hold() {
     wait_until grep -q held /run/held
 }
 
-# Whoever holds a bpf_link holds the program, and neither netlink nor `ip` ends it.
+# A process that holds a bpf_link holds the program, and neither netlink nor `ip` ends it.
 programs_that_somebody_holds_end_with_the_driver() {
     local hook config
     config=$(conf 0 "$(vf 0)")
@@ -238,7 +238,7 @@ other_kinds_of_netdev_need_a_policy() {
     allow_netdevsim
     add pod1 net1 "$(by_name "$port")"
     del pod1 net1 "$(by_name "$port")"
-    # Where rails are listed, a port is on none.
+    # With rails listed, a port is on none.
     jq '.policy.kinds = ["netdevsim"]' /etc/rail-cni/node.json >/run/node.json
     export RAIL_CNI_NODE_CONFIG=/run/node.json
     refused_as "netdev $port (no PF)" "$(by_name "$port")"

@@ -59,7 +59,7 @@ del_without_a_device_in_its_configuration_puts_right_too() {
     same "the node" "$pristine" "$(snapshot)"
 }
 
-# Nobody says DEL. A new pod wants the VFs, with the dead pods' names, addresses, MTU on them.
+# Without a DEL. A new pod wants the VFs, with the dead pods' names, addresses, MTU on them.
 the_next_add_puts_right_what_two_dead_pods_left() {
     two_pods_die
     local rail
@@ -112,7 +112,7 @@ a_late_del_leaves_the_new_owner_alone() {
     del podB net1 "$config"
 }
 
-# All that is IPv4: IPv6 has states that pass.
+# The IPv4 state: IPv6 has states that pass.
 rail_of() {
     ip -n "$1" link show net1
     ip -n "$1" -4 addr show net1
@@ -172,7 +172,7 @@ remake_vfs() {
     done
 }
 
-# The same, but the function stays: it gets its driver back, and is as it was.
+# Here the function stays: it gets its driver back, and is as it was.
 del_ends_when_the_driver_was_unbound() {
     local config vf
     vf=$(vf 1)

@@ -52,7 +52,7 @@ seen() {
     in_pod leaf nft -n -j list set ip roce seen | jq -r '.nftables[].set.elem[]?.concat | "\(.[0]) \(.[1]) \(.[2])"' | sort
 }
 
-# What the host has for RDMA: each device, its netdev and its GIDs.
+# The host's RDMA devices: each with its netdev and its GIDs.
 on_host() {
     local gid port entry
     rdma -j link show | jq -r '.[] | "\(.ifindex) \(.ifname) \(.netdev)"' | sort -n

@@ -151,7 +151,7 @@ what_a_dead_pod_owes_waits_until_nothing_has_the_vf_open() {
     same "what is owed" "" "$(pending)"
 }
 
-# The same before anything was tried: the pod died, and a virtual machine was started with its VF.
+# Before any undo was tried: the pod died, and a virtual machine was started with its VF.
 a_dead_pods_vf_is_left_alone_while_something_has_it_open() {
     local at method config
     add_with_reset

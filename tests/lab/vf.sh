@@ -91,7 +91,7 @@ a_mac_is_set_twice_and_goes_back() {
         del pod1 net1 "$config"
         same "MAC after DEL" "$before" "$(mac_of ens1f0v0)"
     done
-    # What it has already is no wish of the PF, which would set it.
+    # A MAC that the VF has already is not set by the PF.
     config=$(conf 1 "$(vf 1)" "\"mac\": \"$before\"")
     add pod1 net1 "$config"
     same "MAC in the pod" "$before" "$(ip -n pod1 -json link show net1 | jq -r '.[0].address')"

@@ -86,7 +86,7 @@ vfs_of_a_pod_stay_with_it() {
     is 0 refused in-use && is 1 changed
     says 0 "lab/pod1"
     same "VFs" "1 2" "$(numbers)"
-    # What is set for its VF is the pod's.
+    # The settings of a pod's VF are the pod's.
     wants '{"number": 1, "trust": true, "driver": "vfio-pci"}' 0
     vfs 0 --check
     is 0 as-wanted

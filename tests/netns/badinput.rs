@@ -83,7 +83,7 @@ fn is_an_answer(ran: &Ran) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// The same cases at every run.
+/// Runs equal cases each time.
 fn runner(cases: u32) -> TestRunner {
     TestRunner::new(Config {
         cases,
@@ -516,7 +516,7 @@ fn rail_cni_names_the_key_and_the_value_that_is_wrong() {
         "ADD: networks with a fault",
         bench.host.steady(&said.join("\n")),
     );
-    // That is the kernel's word: our own bound is behind it.
+    // The kernel's own error: our bound is behind it.
     let longest = json!({"sysctl": {"net.ipv4.conf.IFNAME.arp_filter": format!("{:064}", 1)}});
     bench.refuses(
         "rail-cni",
@@ -904,7 +904,7 @@ fn attachments_end_although_node_json_cannot_be_read() {
 const PROGRAMS: [&str; 2] = ["rail-cni", "rail-ipam"];
 const VERBS: [&str; 6] = ["ADD", "DEL", "CHECK", "STATUS", "GC", "VERSION"];
 
-/// What has everything that a configuration can have.
+/// A configuration with every key.
 fn full(bench: &Bench) -> Value {
     let more = json!({
         "deviceID": vf_address(0), "mac": "02:00:00:00:00:77", "routing": "source-based", "rdma": "auto",

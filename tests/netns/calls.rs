@@ -286,7 +286,7 @@ fn no_call_waits_for_the_file_or_fills_the_memory() {
     fs::File::create(&file).unwrap().set_len(4 << 20).unwrap();
     both();
     assert_eq!(file.metadata().unwrap().len(), 4 << 20);
-    // What a tenant wrote is one line of bounded length.
+    // A tenant's text is one line of bounded length.
     fs::write(&file, "").unwrap();
     let long = format!("K8S_POD_NAMESPACE=a;K8S_POD_NAME=x\n{}", "é".repeat(3000));
     host.call("ADD", "c1", &pod)

@@ -96,8 +96,8 @@ fn files_dated_a_year_before_or_after_cost_no_pod_its_rail_and_no_rail_its_pod()
     }
 }
 
-/// What a DEL has noted stops an ADD that is still waiting. So many lock files that calls remove
-/// old ones, and all are dated a year before the next call.
+/// The note of a DEL stops an ADD that is still waiting. So many lock files that calls remove old
+/// ones, and all are dated a year before the next call.
 #[test]
 fn a_lock_file_dated_a_year_before_keeps_the_note_of_a_del() {
     let Some(host) = Host::new("clock::note") else {
@@ -124,8 +124,8 @@ fn a_lock_file_dated_a_year_before_keeps_the_note_of_a_del() {
     assert!(left < 256, "{left} lock files");
 }
 
-/// All that was in /run while a pod of an earlier boot had the rail. The times in it, which count
-/// from the boot, are still to come.
+/// Every file that was in /run while a pod of an earlier boot had the rail. The times in it, which
+/// count from the boot, are still to come.
 #[test]
 fn a_run_directory_of_an_earlier_boot_stops_no_pod() {
     let Some(host) = Host::new("clock::restored") else {

@@ -1,5 +1,5 @@
-//! What the kernel refuses to a call of a plugin. The tracer puts another system call into the
-//! place of one that the plugin makes, as a fault of the program would.
+//! Refusals by the kernel in a call of a plugin. The tracer puts another system call into the place
+//! of one that the plugin makes, as a fault of the program would.
 
 use std::fs;
 use std::path::PathBuf;

@@ -91,7 +91,7 @@ fn for_both(test: &str, check: impl Fn(&Bench)) {
     }
 }
 
-/// What both programs take.
+/// A configuration that both programs take.
 fn config() -> Value {
     rail(0)
 }

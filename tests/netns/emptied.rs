@@ -123,7 +123,7 @@ fn no_address_of_a_living_pod_is_given_again_whatever_was_removed() {
         }
         host.cni("ADD", "c2", &two, &second()).ok();
         host.cni("DEL", "c2", &two, &second()).ok();
-        // Those of the other namespaces, which live.
+        // Leases of the other namespaces, which live.
         let mut leases = host.leases();
         leases.retain(|file| !is_rebuilt(file));
         assert!(leases.is_empty(), "{what}: {leases:?}");

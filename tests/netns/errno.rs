@@ -44,7 +44,7 @@ const SURE: [i64; 12] = [
     libc::SYS_uname,
 ];
 
-/// What becomes of one call.
+/// The fate of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     /// It fails.
@@ -65,8 +65,7 @@ fn request(sent: &[u8]) -> Option<(u16, bool)> {
     is_one.then_some((kind, kind >= 16 && kind % 4 == 2))
 }
 
-/// What may realistically become of a call, by the manual page of the call; `None` where nobody has
-/// thought about it.
+/// The realistic faults of a call, by its manual page; `None` for a call without a list.
 fn faults(point: &Point) -> Option<Vec<Fault>> {
     let fail = |errnos: &[Errno]| errnos.iter().copied().map(Fault::Fails).collect::<Vec<_>>();
     let [_, _, third] = point.arguments;
@@ -135,7 +134,7 @@ fn faults(point: &Point) -> Option<Vec<Fault>> {
         libc::SYS_getrandom => fail(&[EINTR]),
         libc::SYS_setpgid => fail(&[EPERM]),
         libc::SYS_seccomp => fail(&[EINVAL, ENOMEM]),
-        // One that wakes: see `waits`.
+        // A call that wakes: see `waits`.
         libc::SYS_futex => Vec::new(),
         _ => return None,
     };
@@ -160,8 +159,8 @@ fn refusal(sent: &[u8], errno: Errno) -> Vec<u8> {
     )
 }
 
-/// Which call fails, and how: the calls of one number are counted, because those of all differ a
-/// little from run to run.
+/// The failing call, and its fault: the calls of one number are counted, because those of all
+/// differ a little from run to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Case {
     number: i64,
@@ -169,10 +168,10 @@ struct Case {
     fault: Fault,
 }
 
-/// How a call ended in which something failed.
+/// The end of a call in which something failed.
 struct Faulted {
     ran: Ran,
-    /// What failed, in words; `None` if the call that was meant never came.
+    /// The fault in words; `None` if the call that was meant never came.
     what: Option<String>,
     /// The process itself had been loaded, and not only what it started: its calls were looked at.
     has_begun: bool,
@@ -195,7 +194,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 fn run<S: Story>(story: &S, case: Option<Case>, mut see: impl FnMut(&Point, usize)) -> Faulted {
     let (call, config) = story.call();
     let mut child = call.under(&WAITING).command().spawn().unwrap();
-    // One that is made to fail early does not read.
+    // A call that is made to fail early does not read.
     let _ = child
         .stdin
         .take()
@@ -229,7 +228,7 @@ fn run<S: Story>(story: &S, case: Option<Case>, mut see: impl FnMut(&Point, usiz
             *nth += 1;
             see(&point, *nth);
             let is_meant = |case: &Case| (case.number, case.nth) == (point.number, *nth);
-            // Which thread waits, and which one wakes it, is not the same in each run.
+            // The thread that waits, and the one that wakes it, differ from run to run.
             let Some(case) = case.filter(|case| {
                 is_meant(case) && (point.number != libc::SYS_futex || waits(&point))
             }) else {
@@ -283,9 +282,9 @@ fn run<S: Story>(story: &S, case: Option<Case>, mut see: impl FnMut(&Point, usiz
     }
 }
 
-/// What is tried of one verb or command.
+/// The trials of one verb or command.
 trait Story: Sized {
-    /// How the call ends in which nothing fails.
+    /// Exit status of the call without a fault.
     const STATUS: i32 = 0;
     /// Before which call it is killed, because it has shown by then what it does.
     const ENOUGH: Option<i64> = None;
@@ -293,9 +292,9 @@ trait Story: Sized {
     const LEAST: usize;
     /// Some of them: SYS_* of what it does.
     const KINDS: &[i64];
-    /// Everything that it needs; `None` where this machine has not got it.
+    /// Builds the environment of the trials; `None` where this machine lacks a part of it.
     fn new(test: &str) -> Option<Self>;
-    /// What there is before the call.
+    /// The state before the call.
     fn begin(&self);
     /// The call.
     fn call(&self) -> (Call, Value);
@@ -340,7 +339,7 @@ fn is_told(faulted: &Faulted) {
     );
 }
 
-/// All that can fail in the call of a story.
+/// All faults in the call of a story.
 fn cases<S: Story>(story: &S) -> Vec<Case> {
     story.begin();
     let (mut all, mut unthought) = (Vec::new(), BTreeSet::new());
@@ -381,8 +380,8 @@ fn sweep<S: Story>(test: &str, most: usize) {
     if !crate::trace::is_allowed(test) || !crate::trace::can_fail(test) {
         return;
     }
-    // How often a process looks whether another one has ended is not the same in each run, and more
-    // on a busy machine.
+    // The number of looks at another process differs from run to run, and is larger on a busy
+    // machine.
     let mut all = cases(&first);
     for _ in 0..4 {
         let again = cases(&first);
@@ -420,7 +419,8 @@ fn sweep<S: Story>(test: &str, most: usize) {
     };
     let chosen: Vec<(usize, Case)> = match only {
         Some(only) => vec![(only, all[only])],
-        // What a path leads to decides what is taken for the pod's: all of these are few.
+        // The target of a path decides which namespace is taken for the pod's: all of these are
+        // few.
         None => sample(all.iter().copied().enumerate().filter(|(index, case)| {
             index % step == 0 || [libc::SYS_readlink, libc::SYS_readlinkat].contains(&case.number)
         })),
@@ -486,9 +486,9 @@ fn sweep<S: Story>(test: &str, most: usize) {
 struct Verb<const V: char, const IS_COPY: bool = false> {
     bench: Bench,
     neighbour: PathBuf,
-    /// What there is before an attachment.
+    /// The state before an attachment.
     free: Value,
-    /// What there is before a call that changes nothing, even if nothing fails.
+    /// The state before a call that changes nothing, even if nothing fails.
     settled: Value,
 }
 
@@ -562,7 +562,7 @@ impl<const V: char, const IS_COPY: bool> Verb<V, IS_COPY> {
         self.bench.host.records().len() > 1
     }
 
-    /// Nothing but this is there, and nothing is owed.
+    /// The state is this, and nothing is owed.
     #[track_caller]
     fn is(&self, before: &Value, faulted: &Faulted) {
         let now = self.state();
@@ -585,7 +585,7 @@ impl<const V: char, const IS_COPY: bool> Verb<V, IS_COPY> {
         );
     }
 
-    /// Nothing fails any more: everything is put right.
+    /// Without further faults, everything is put right.
     fn puts_right(&self, faulted: &Faulted) {
         let Bench {
             host, pods, config, ..
@@ -599,7 +599,7 @@ impl<const V: char, const IS_COPY: bool> Verb<V, IS_COPY> {
         self.is(&self.free, faulted);
     }
 
-    /// What ADD printed for c1 can be rebuilt, and is the same in each run.
+    /// The result of ADD for c1 can be rebuilt, and is equal in each run.
     fn added(&self) -> Value {
         let Bench { pods, config, .. } = &self.bench;
         let ips = json!([
@@ -774,7 +774,7 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
                 }
             }
             DEL if is_ok => assert!(self.is_settled(), "{ran:?}"),
-            // What it cannot look at may belong to a pod that lives.
+            // A device that cannot be looked at may belong to a pod that lives.
             GC if is_ok => {
                 let is_kept = ran.stderr.contains("net1 of container c1");
                 assert!(
@@ -797,7 +797,7 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
 /// A command that changes the store or the leases.
 struct Command<const C: char> {
     store: Store,
-    /// What is in the store, and the leases, where an address is held and nothing may change.
+    /// The store, and the leases, where an address is held and nothing may change.
     settled: [Files; 2],
 }
 
@@ -811,15 +811,15 @@ const HELD: char = 'h';
 /// `import` of another plan while a pod has an address of the present one.
 const OUTSIDE: char = 'o';
 
-/// What is in the store after plan `number`.
+/// The store's content after plan `number`.
 type Files = BTreeMap<String, String>;
 
 impl<const C: char> Command<C> {
     /// Whether c1 has the addresses all the time, so that the call is refused.
     const IS_HELD: bool = matches!(C, HELD | OUTSIDE);
 
-    /// Where an address is held, nothing but that stops the call: a second one would, when the look
-    /// at the first has failed.
+    /// With a held address, nothing else stops the call: a second reason would, when the look at
+    /// the first has failed.
     fn network() -> Value {
         let ipam = json!({"type": "rail-ipam", "pool": "rail-0"});
         if Self::IS_HELD {

@@ -1,6 +1,6 @@
-//! What goes wrong on a node: IPAM plugins that misbehave, a full or read-only /run, damaged files,
-//! locks that are held, calls that overlap, devices and names that vanish. Items are those of the
-//! CNI contract.
+//! Faults of a node: IPAM plugins that misbehave, a full or read-only /run, damaged files, locks
+//! that are held, calls that overlap, devices and names that vanish. Items are those of the CNI
+//! contract.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -25,7 +25,7 @@ struct Rig {
     before: Value,
 }
 
-/// What a stand-in for an IPAM prints.
+/// The output of a stand-in for an IPAM.
 const LEASE: &str =
     r#"echo '{"cniVersion":"1.0.0","ips":[{"address":"172.16.0.0/31","gateway":"172.16.0.1"}]}'"#;
 
@@ -63,7 +63,7 @@ impl Rig {
         self.host.add_plugin("stand-in", &script);
     }
 
-    /// What the stand-in was called with.
+    /// The calls of the stand-in.
     fn calls(&self) -> Vec<String> {
         let text = fs::read_to_string(self.host.path("calls")).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
@@ -446,7 +446,7 @@ fn the_error_of_add_is_told_although_undoing_fails_too() {
     fs::write(rig.host.path("broken"), "").unwrap();
     let msg = rig.add().error(6)["msg"].to_string();
     assert!(msg.contains("ADD failed"), "{msg}");
-    // Nobody knows whether it leased an address.
+    // It may have leased an address.
     assert_eq!((rig.host.records().len(), rig.host.pending().len()), (0, 1));
     fs::remove_file(rig.host.path("broken")).unwrap();
     rig.reap().ok();
@@ -807,7 +807,7 @@ fn a_full_run_folder_refuses_add_and_not_del() {
             let msg = status.run(&rig.config).error(50)["msg"].to_string();
             assert!(msg.contains("is full"), "{msg}");
         }
-        // What was never added, with no room for its lock.
+        // A DEL without an ADD, with no room for its lock.
         rig.del().ok();
         rig.run("DEL", 1).ok();
         run.empty();
@@ -857,8 +857,7 @@ fn a_read_only_run_folder_refuses_add_and_status_and_not_the_del_of_nothing() {
             rig.is_usable();
         }
     }
-    // What is attached cannot be given back, for nobody could note that it was. It is not
-    // forgotten.
+    // An attachment cannot be given back while its end cannot be noted. It is not forgotten.
     rig.add().ok();
     run.remount("ro");
     let deleted = rig.del();
@@ -1198,7 +1197,7 @@ fn a_damaged_lease_is_kept_until_its_holder_gives_it_back() {
         assert_eq!(rig.host.leases().len(), 2, "{what}");
         rig.call("DEL", 0).ipam().run(&rig.config).ok();
         if what == "about another" || what == "a link" {
-            // What is readable and says another name is not ours to remove, by name alone.
+            // A readable file with another name in it is not ours to remove, by name alone.
             let _ = fs::remove_file(&lease);
         }
         assert_eq!(rig.host.leases(), std::slice::from_ref(&other), "{what}");

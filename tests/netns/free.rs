@@ -104,7 +104,7 @@ impl Bench {
         fs::write(&self.host.pending()[0], record.to_string()).unwrap();
     }
 
-    /// What somebody sees who uses the device. The kernel gives an address of its own to what is
+    /// The state that users of the device see. The kernel gives an address of its own to what is
     /// up.
     fn seen(&self, device: &str) -> Value {
         let link = &self.host.json(None, &format!("link show {device}"))[0];
@@ -202,7 +202,7 @@ fn a_debt_leaves_a_device_alone_that_somebody_uses_by_now() {
         assert_eq!(reaped.status, 1, "{reaped:?}");
         assert!(reaped.stdout.contains(says), "{says}: {reaped:?}");
         assert_eq!(bench.seen(&device), seen, "reap; {says}");
-        // That a device is up is no reason for an ADD to refuse it.
+        // A device that is up is no reason for an ADD to refuse it.
         if says != "up" {
             let refused = bench.call("ADD", 1).run(&bench.config());
             assert!(refused.msg().contains(says), "{refused:?}");
@@ -418,7 +418,7 @@ fn what_an_add_paid_beside_the_end_of_a_del_is_not_owed_again() {
             std::thread::yield_now();
         }
         bench.follow_name();
-        // What the ADD asks for is looked at after the device was restored.
+        // The request of the ADD is looked at after the device was restored.
         bench
             .call("ADD", 1)
             .run(&with(config.clone(), json!({"mtu": 100_000})))

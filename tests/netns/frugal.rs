@@ -1,4 +1,4 @@
-//! How much a call asks of the kernel. Times are in docs/performance.md; the counts do not depend
+//! The requests of a call to the kernel. Times are in docs/performance.md; the counts do not depend
 //! on the machine.
 
 use std::fs;
@@ -12,7 +12,7 @@ use crate::trace;
 /// The calls of a life, and the most system calls that each may make. A step that needs more says
 /// here what for.
 const MOST: [(&str, usize); 4] = [("ADD", 405), ("CHECK", 160), ("DEL", 300), ("STATUS", 82)];
-/// What differs between two runs: how often a process looks for an answer.
+/// The difference between two runs: the looks of a process for an answer vary.
 const NOISE: usize = 12;
 
 fn counts(host: &Host, pod: &Path) -> [usize; 4] {

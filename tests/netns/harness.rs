@@ -29,21 +29,21 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// A host with rails. Dropping it removes its namespaces.
 pub struct Host {
-    /// Everything of this test.
+    /// Directory of this test.
     pub dir: tempfile::TempDir,
     /// Names of namespaces begin with it.
     pub id: String,
     namespaces: Mutex<Vec<String>>,
 }
 
-/// How a program ended.
+/// The end of a program.
 #[derive(Debug)]
 pub struct Ran {
     /// Exit status; 128 + the signal when there is none.
     pub status: i32,
-    /// What it printed.
+    /// Its output.
     pub stdout: String,
-    /// What it logged.
+    /// Its log.
     pub stderr: String,
 }
 
@@ -365,8 +365,8 @@ impl Host {
             .into()
     }
 
-    /// What must be as it was when everything was given back: links of the host with name, MTU,
-    /// MAC, altnames and flags, and the files of leases and records.
+    /// The state that must be restored when everything was given back: links of the host with name,
+    /// MTU, MAC, altnames and flags, and the files of leases and records.
     pub fn snapshot(&self) -> Value {
         let links: BTreeMap<String, Value> = self
             .json(None, "link show")
@@ -415,7 +415,7 @@ impl Host {
         files
     }
 
-    /// What is still to be undone of attachments whose device is home.
+    /// The pending steps of attachments whose device is home.
     pub fn pending(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
         collect(&self.path("run/pending"), &mut files);
@@ -445,8 +445,9 @@ impl Host {
         }
     }
 
-    /// What a lost DEL leaves when `netns` dies: the device is on the host, down, with the pod's
-    /// name and MTU. A NIC comes back so by itself, a veth would die, so it is moved out first.
+    /// Hands the device back as the kernel does after a lost DEL, when `netns` dies: the device is
+    /// on the host, down, with the pod's name and MTU. A NIC comes back so by itself, a veth would
+    /// die, so it is moved out first.
     pub fn hand_back(&self, netns: &Path, ifname: &str) {
         let host = Sleeper::new(None);
         self.ip_in(
@@ -549,7 +550,7 @@ impl Drop for Host {
     }
 }
 
-/// What networks of the tests may name as their IPAM: real ones, and names of scripts.
+/// The names that networks of the tests may have for their IPAM: real ones, and names of scripts.
 const IPAM: [&str; 21] = [
     "rail-ipam",
     "host-local",
@@ -769,7 +770,7 @@ pub fn name_of(step: &Value) -> String {
     }
 }
 
-/// What a step of a record says of its change.
+/// The data of the step `name` in a record.
 #[track_caller]
 pub fn change<'a>(record: &'a mut Value, name: &str) -> &'a mut Value {
     let steps = record["steps"].as_array_mut().unwrap().iter_mut();

@@ -57,8 +57,8 @@ pub fn set_up(host: &Host) {
     }
 }
 
-/// What the host has on vf0, to the last attribute. What counts down, and the flags of a detection
-/// that runs, are left out.
+/// The host's state of vf0, to the last attribute. Values that count down, and the flags of a
+/// detection that runs, are left out.
 pub fn of_host(host: &Host) -> Value {
     let lines = |args: &str| -> Vec<String> {
         let text = host.ip(args);

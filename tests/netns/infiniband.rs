@@ -17,7 +17,7 @@ const OURS: u64 = 0x0200_0000_0000_0001;
 const OTHERS: u64 = 0x0200_0000_0000_0002;
 const HOSTS: u64 = 0x0200_0000_0000_00ff;
 const NONE: u64 = 0;
-/// What stands for no GUID where it is set (ib-sriov-cni).
+/// Stands for no GUID where it is set (ib-sriov-cni).
 const ALL_ONES: u64 = u64::MAX;
 
 fn text(guid: u64) -> String {
@@ -26,19 +26,19 @@ fn text(guid: u64) -> String {
         .join(":")
 }
 
-/// What the test plays.
+/// The kernel's part, which the test plays.
 struct Played {
     host: Host,
     pods: [PathBuf; 2],
     /// Index of the PF's netdev.
     pf: u32,
-    /// What the PF's driver has for the VF: GUID of the node, of the port.
+    /// The GUIDs that the PF's driver has for the VF: of the node, of the port.
     set: Cell<[u64; 2]>,
-    /// What the VF's driver took when it was bound.
+    /// The GUID that the VF's driver read when it was bound.
     taken: Cell<u64>,
-    /// How often the driver was bound.
+    /// Number of times that the driver was bound.
     bound: Cell<u32>,
-    /// How often the VF was reset, always without its driver.
+    /// Number of resets of the VF, always without its driver.
     resets: Cell<u32>,
     /// The driver refuses that many times to be bound.
     refusals: Cell<u32>,
@@ -108,7 +108,7 @@ impl Played {
         )
     }
 
-    /// The same, with a reset at the pod's end.
+    /// Like [`Played::config`], with a reset at the pod's end.
     fn with_reset(&self, guid: Option<u64>) -> Value {
         fs::write(self.at("reset_method"), "flr").unwrap();
         fs::write(self.at("reset"), "").unwrap();
@@ -651,7 +651,7 @@ fn a_function_that_is_no_vf_is_without_its_driver_while_it_is_reset() {
     played.is_as(&state);
 }
 
-/// What a reset would take from others, or leave with another driver.
+/// A reset would take the function from others, or leave it with another driver.
 #[test]
 fn a_function_whose_driver_cannot_be_bound_again_is_not_reset() {
     let Some(played) = Played::new("infiniband::reset_refused", HOSTS) else {
@@ -836,7 +836,7 @@ fn a_rate_that_the_pfs_link_does_not_have_is_refused() {
     );
 }
 
-/// What binding the driver again would take from others.
+/// Binding the driver again would take the function from others.
 #[test]
 fn a_driver_that_cannot_be_bound_again_is_not_unbound() {
     let Some(played) = Played::new("infiniband::refused", HOSTS) else {

@@ -1,5 +1,4 @@
-//! What a pod with CAP_NET_ADMIN sets on its rail ends with the pod. tests/lab/inherit.sh does the
-//! same on a real VF, which has more to set.
+//! Settings that a pod with CAP_NET_ADMIN makes on its rail end with the pod.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +11,7 @@ use serde_json::Value;
 use crate::bpf::{self, Hook};
 use crate::harness::{self, Host, rail, skip};
 
-/// What `ip` and `ethtool` tell of a device of the host.
+/// The state of a device of the host, by `ip` and `ethtool`.
 fn device(host: &Host, name: &str) -> String {
     let mut link = host.json(None, &format!("link show {name}"))[0].take();
     for passing in [
@@ -46,8 +45,8 @@ fn has_ethtool(test: &str) -> bool {
     has
 }
 
-/// Everything that a veth lets be set. Seen with 0.1.0: the next pod has `arp off`, and its ping
-/// gets no answer.
+/// Every setting that a veth has. Seen with 0.1.0: the next pod has `arp off`, and its ping gets no
+/// answer.
 #[test]
 fn what_a_pod_set_on_its_rail_is_gone_after_del() {
     let test = "inherit::settings";
@@ -55,7 +54,7 @@ fn what_a_pod_set_on_its_rail_is_gone_after_del() {
         return;
     };
     host.add_rail(0);
-    // What the host has set itself comes back as well.
+    // The host's own settings come back as well.
     host.ip("link set vf0 txqueuelen 500 alias uplink group 3 promisc on gso_max_size 30000");
     assert!(
         Command::new("ethtool")

@@ -19,7 +19,7 @@ use crate::schedule::{self, Outcome, Schedule};
 use crate::store::{self, Store};
 use crate::trace;
 
-/// Which two meet.
+/// The two calls that meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pair {
     /// Two pods want one device.
@@ -65,7 +65,7 @@ const PAIRS: [Pair; 14] = [
     ReleaseAdd,
 ];
 
-/// What a schedule needs, before and after it.
+/// The environment of a schedule, before and after it.
 enum World {
     Pods(Pods),
     Plans(Store),
@@ -274,8 +274,8 @@ impl Pods {
             }
             DelTwice => assert_eq!((won, count), (2, 0)),
             DelAdd | ReapAdd | GcAdd => {
-                // What the next pod's ADD has owed since a moment ago is told, too. So is a search
-                // whose time was over: it passes while the process is stopped.
+                // A step that the next pod's ADD could not undo a moment ago is reported, too. So
+                // is a search whose time was over: it passes while the process is stopped.
                 let told = ["not tried yet", "ended before every namespace was examined"];
                 let is_late =
                     pair == ReapAdd && told.iter().any(|text| outcome.ran[0].stdout.contains(text));
@@ -285,7 +285,7 @@ impl Pods {
             }
             _ => assert_eq!((won, count), (2, 0)),
         }
-        // Whoever has something, its DEL gives it back.
+        // Each DEL gives back the pod's own device.
         for (pod, name) in NAMES.iter().enumerate() {
             let calls = self.calls(pair);
             let config = if pair == AddTwice || pod == 1 {
@@ -492,9 +492,9 @@ fn schedule(number: usize, lengths: [usize; 2]) -> Schedule {
     }
 }
 
-/// Which schedules of each pair are tried: those of RAIL_INTERLEAVINGS, or else the first `few`,
-/// and with `--nightly` the first of ten thousand in all. The variable says how many of all pairs,
-/// or from which one on: 14000..50000 goes on where 14000 ended.
+/// The schedules of each pair: those of RAIL_INTERLEAVINGS, or else the first `few`, and with
+/// `--nightly` the first of ten thousand in all. The variable has the number for all pairs, or a
+/// range: 14000..50000 goes on where 14000 ended.
 fn numbers(few: usize) -> Range<usize> {
     let each = |all: &str| all.parse::<usize>().unwrap().div_ceil(PAIRS.len());
     let is_nightly = std::env::var("RAIL_TEST_MODE").is_ok_and(|mode| mode == "nightly");
@@ -513,13 +513,13 @@ fn numbers(few: usize) -> Range<usize> {
 /// namespace.
 const WORKERS_PER_PROCESSOR: usize = 4;
 
-/// Which orders there were.
+/// The orders that occurred.
 #[derive(Default)]
 struct Seen {
     orders: BTreeSet<Vec<(usize, usize)>>,
     /// Of them, those with both switches of their schedule.
     whole: BTreeSet<Vec<(usize, usize)>>,
-    /// How many schedules had at least one of their switches.
+    /// Number of schedules with at least one of their switches.
     switched: usize,
     waited: usize,
 }
@@ -559,7 +559,7 @@ fn meet(pair: Pair, few: usize) {
     if !trace::is_allowed(test) {
         return;
     }
-    // Whoever comes second may do less, or wait and do more.
+    // The second one may do less, or wait and do more.
     let lengths = [0, 1].map(|first| {
         let calls = world.begin(pair);
         let whole = schedule::run(

@@ -13,7 +13,7 @@ fn network(pool: &str) -> Value {
     json!({"cniVersion": "1.1.0", "name": "net", "type": "any", "ipam": {"type": "rail-ipam", "pool": pool}})
 }
 
-/// The same with the pool in the configuration: `node-1` has `prefix` of `cidr`.
+/// Like [`network`], with the pool in the configuration: `node-1` has `prefix` of `cidr`.
 fn inline(cidr: &str, prefix: &str, gateway: &str, more: Value) -> Value {
     let length: u8 = prefix.split_once('/').unwrap().1.parse().unwrap();
     let row = json!({"nodeName": "node-1", "prefix": prefix, "gateway": gateway});
@@ -132,7 +132,7 @@ fn prefixes_of_every_length_give_their_host_addresses_in_order() {
         }
         pool.refused(&config, 11, "container c0");
         pool.call("STATUS", "").run(&config).ok();
-        // What is given back is given out again.
+        // A released address is given out again.
         pool.del("c0", &config);
         assert_eq!(pool.add("next", &config), [expected[0]]);
         pool.del("next", &config);
@@ -530,7 +530,7 @@ fn two_pools_give_both_or_nothing() {
     assert!(pool.host.leases().is_empty());
 }
 
-/// Nothing is invented, for no leaf would answer for it; what may be meant is told.
+/// No address is invented, for no leaf would answer for it; near misses are named.
 #[test]
 fn a_node_without_an_allocation_gets_none() {
     let Some(pool) = Pool::new("ipam::none") else {
@@ -579,7 +579,7 @@ fn the_pool_of_another_rail_is_refused() {
     pool.call("STATUS", "").run(&of_rail(3)).error(50);
     assert_eq!(pool.add("pod", &of_rail(4)), ["172.24.0.0/31"]);
     pool.del("pod", &of_rail(3));
-    // Who says no rail, as NADs of before, gets what the pool has.
+    // A network without a rail, as older NADs are, gets an address of the pool.
     assert_eq!(pool.add("pod", &network("rail-4")), ["172.24.0.0/31"]);
 }
 
@@ -929,7 +929,7 @@ fn check_compares_result_lease_and_allocation() {
             .run(&with(network("p"), json!({ "prevResult": previous })))
     };
     assert_eq!(check(&result).ok().stdout, "");
-    // What others added.
+    // Additions by other plugins.
     let mut more = result.clone();
     more["ips"]
         .as_array_mut()
@@ -1017,7 +1017,7 @@ fn status_names_near_misses_of_a_node_that_is_missing() {
         assert_eq!(message.contains(&format!("{folder}?")), named, "{message}");
         fs::remove_dir(store.join(folder)).unwrap();
     }
-    // What an import took away is no near miss of itself.
+    // A pool that an import removed is no near miss of itself.
     fs::create_dir_all(store.join("node-1")).unwrap();
     assert!(status().contains("`railctl import`"), "{}", status());
     fs::write(store.join("node-1/other.json"), "{}").unwrap();

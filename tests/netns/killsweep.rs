@@ -24,7 +24,7 @@ pub struct Bench {
     pub config: Value,
     /// Files with the ToS and with the traffic class.
     qos: [PathBuf; 2],
-    /// What there was before the first call.
+    /// The state before the first call.
     pub before: Value,
 }
 
@@ -191,7 +191,7 @@ fn sweep(test: &str, verb: &str, is_of_host: bool) {
     let whole = bench.killed(verb, None);
     assert_eq!(whole.ran.status, 0, "{whole:?}");
     drop(bench);
-    // How often the plugin looks for its IPAM's answer varies a little.
+    // The number of the plugin's looks for its IPAM's answer varies a little.
     let last = whole.calls + 5;
     // With the host's addresses the link is up, and ADD looks into the namespaces of all processes.
     let is_nightly = std::env::var("RAIL_TEST_MODE").is_ok_and(|mode| mode == "nightly");
@@ -281,7 +281,7 @@ fn add_heals(bench: &Bench, traced: &Traced, pod: usize, refused: u32) {
     bench.is_as_before(traced);
 }
 
-/// What is tried after each kill, and more after every fifth.
+/// The calls after each kill, and more after every fifth.
 fn aftermath(bench: &Bench, verb: &str, traced: &Traced, victim: usize) {
     del_and_add_again(bench, verb, traced);
     if victim % 5 == 0 {

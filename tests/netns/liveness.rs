@@ -38,7 +38,7 @@ impl Held {
         self.host.call(verb, container, netns).ipam()
     }
 
-    /// The same call after `change`, in a mount namespace of its own.
+    /// Makes the call after `change`, in a mount namespace of its own.
     fn elsewhere(&self, call: Call, change: &str) -> Call {
         let old = self.old.display();
         let script = format!("set -e; netns={old}; {change}; exec \"$@\"");
@@ -62,7 +62,8 @@ impl Held {
         })
     }
 
-    /// Nobody takes the address while `change` hides whether its holder lives, and all say why.
+    /// The address is taken by no call while `change` hides whether its holder lives, and all say
+    /// why.
     #[track_caller]
     fn is_not_judged(&self, change: &str, why: &str) {
         let run = |call: Call| self.elsewhere(call, change).run(&network());

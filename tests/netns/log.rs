@@ -102,7 +102,7 @@ fn a_network_logs_only_where_the_operator_lets_it() {
     assert_eq!(fs::read_dir(dir).unwrap().count(), 3);
 }
 
-/// Who reads a log believes its lines, and a terminal obeys them.
+/// Readers believe the lines of a log, and a terminal obeys them.
 #[test]
 fn nothing_that_a_tenant_wrote_makes_a_line_of_its_own() {
     let Some((host, pod)) = host("lines") else {
@@ -155,7 +155,7 @@ fn nothing_that_a_tenant_wrote_makes_a_line_of_its_own() {
     );
 }
 
-/// Whoever looks for a pod, an address or a rail finds all lines about it, and what became of it.
+/// A search for a pod, an address or a rail finds all lines about it, and its end.
 #[test]
 fn every_line_says_for_whom_it_is_and_del_says_what_it_did() {
     let Some((host, pod)) = host("columns") else {

@@ -53,8 +53,7 @@ fn two_rails(test: &str) -> Option<Host> {
     Some(host)
 }
 
-/// Everything below the test's folder, by path and content: what a command that only looks must
-/// leave alone.
+/// Lists the test's folder, by path and content: a command that only looks must leave it alone.
 fn files(dir: &Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
     let mut all = Vec::new();
     for entry in fs::read_dir(dir).unwrap().flatten() {

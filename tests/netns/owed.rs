@@ -16,7 +16,7 @@ use crate::harness::{Call, Host, Ran, rail, sample, vf_address, with};
 use crate::programs::RAIL_IPAM;
 use crate::trace::{self, Fate, Point};
 
-/// What fails.
+/// The step that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     /// The DEL of the IPAM plugin.
@@ -35,7 +35,7 @@ enum Step {
     Name,
     /// Its altname, likewise.
     Altname,
-    /// What else a netdev has: the length of its queue, here.
+    /// Another setting of the netdev: the length of its queue, here.
     Setting,
 }
 
@@ -51,7 +51,7 @@ const STEPS: [Step; 9] = [
     Step::Setting,
 ];
 
-/// How the pod ends.
+/// The end of the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Del,
@@ -61,7 +61,7 @@ enum End {
     /// No DEL comes.
     Gc,
     Reap,
-    /// Nothing comes.
+    /// No call.
     Nothing,
 }
 
@@ -74,7 +74,7 @@ const ENDS: [End; 6] = [
     End::Nothing,
 ];
 
-/// Who comes next.
+/// The next user of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     /// A pod of the same network: same device, same address.
@@ -92,7 +92,7 @@ struct Bench {
     pods: [PathBuf; 2],
     before: Value,
     mac: String,
-    /// How often something was made to fail.
+    /// Number of steps that were made to fail.
     failed: Cell<u32>,
 }
 
@@ -295,7 +295,7 @@ impl Bench {
                 let gc = with(config.clone(), json!({"cni.dev/valid-attachments": []}));
                 match end {
                     End::DeadThenDel => drop(self.under(step, &self.call("DEL", 0), &config).ok()),
-                    // What it could not do for lack of an answer of the IPAM's, it says.
+                    // An answer that the IPAM does not give is reported.
                     End::Gc => drop(self.under(step, &self.call("GC", 0), &gc)),
                     End::Reap => drop(self.under(step, &self.reap(), &Value::Null)),
                     _ => (),

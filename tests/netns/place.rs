@@ -84,8 +84,8 @@ impl Place {
         let _ = fs::remove_file(self.run_dir.with_extension("begun"));
     }
 
-    /// Nothing is written, and the mounts are told that it takes. A DEL that finds nothing does not
-    /// succeed.
+    /// Every call is refused without a write, and the error names the mounts that it takes. A DEL
+    /// that finds nothing does not succeed.
     #[track_caller]
     fn is_refused(&self, first: &str, change: &str, why: &str) {
         for (verb, code) in [("STATUS", 50), ("ADD", 5), ("GC", 5), ("DEL", 5)] {
@@ -135,7 +135,7 @@ fn a_run_folder_that_process_1_does_not_see_is_refused() {
     );
 }
 
-/// What was leased in such a place by 0.1.0 is given back there.
+/// A lease of 0.1.0 in such a place is released there.
 #[test]
 fn del_in_a_container_gives_back_what_it_finds_there() {
     let Some(place) = Place::new("place::del") else {
@@ -152,7 +152,7 @@ fn del_in_a_container_gives_back_what_it_finds_there() {
     place.run(&del, "true", own).error(5);
 }
 
-/// Where process 1 is the container's own.
+/// Process 1 is the container's own here.
 #[test]
 fn a_run_folder_on_an_overlay_is_refused() {
     let Some(place) = Place::new("place::overlay") else {
@@ -212,7 +212,7 @@ fn the_host_and_all_who_see_its_run_may_work() {
     ] {
         place.works(first, change);
     }
-    // Where process 1 cannot be looked at there is no verdict.
+    // If process 1 cannot be looked at, there is no verdict.
     if fs::metadata("/proc/1/root/").is_err() {
         place.call("ADD", "c1").run(&network()).ok();
         place.call("DEL", "c1").run(&network()).ok();

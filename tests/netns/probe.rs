@@ -193,7 +193,7 @@ fn a_silent_gateway_is_told_with_its_leaf_port() {
     host.cni("DEL", "c1", &pod, &config).ok();
 }
 
-/// What the pod has learnt from the right cable is no answer of the wrong one.
+/// A neighbour that the pod has learnt from the right cable is no answer of the wrong one.
 #[test]
 fn an_answer_of_before_does_not_count() {
     let Some(host) = two_rails("probe::before") else {
@@ -236,7 +236,7 @@ fn check_of_a_pod_that_runs_forgets_no_gateway_that_answers() {
     }
 }
 
-/// What the pod has written there is neither believed nor removed.
+/// An entry of the pod is neither believed nor removed.
 #[test]
 fn a_permanent_neighbour_stays() {
     let Some(host) = two_rails("probe::permanent") else {

@@ -1,5 +1,5 @@
-//! What a pod gets: the right device, as a rail beside its other rails, and whatever happens to the
-//! pod, the device is put right again.
+//! The rail of a pod: the right device, beside its other rails, and put right again whatever
+//! happens to the pod.
 
 mod device;
 mod handback;

@@ -25,7 +25,7 @@ fn full(host: &Host) -> Value {
     )
 }
 
-/// What rail-cni prints for it.
+/// The output of rail-cni for it.
 fn golden(version: &str, sandbox: &str) -> Value {
     let dns = json!({"nameservers": ["10.0.0.10"], "search": ["rails.example"]});
     let (v4, v6) = ("172.16.0.1", "fd00::1");
@@ -66,7 +66,7 @@ fn golden(version: &str, sandbox: &str) -> Value {
     golden
 }
 
-/// What rail-ipam prints: the same without interfaces.
+/// The output of rail-ipam: without interfaces.
 fn golden_of_ipam(version: &str) -> Value {
     let mut golden = golden(version, "");
     let object = golden.as_object_mut().unwrap();

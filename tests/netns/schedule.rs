@@ -46,10 +46,10 @@ const CHILDREN: [i64; 2] = [libc::SYS_wait4, libc::SYS_waitid];
 /// Calls by which a process pauses. How many there are depends on the time, so they have no number.
 const PAUSES: [i64; 2] = [libc::SYS_nanosleep, libc::SYS_clock_nanosleep];
 
-/// Who runs when: `first` until it is about to make its call number `until[0]`, the other one until
-/// its call number `until[1]`, then the first to its end and the other to its end. Who waits for
-/// the other one lets it run meanwhile, and goes on with its turn once the lock is free that it
-/// waits for.
+/// The order of two processes: `first` until it is about to make its call number `until[0]`, the
+/// other one until its call number `until[1]`, then the first to its end and the other to its end.
+/// A process that waits for the other one lets it run meanwhile, and goes on with its turn once the
+/// lock is free that it waits for.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {
     pub first: usize,
@@ -61,7 +61,7 @@ pub struct Schedule {
 pub enum Why {
     /// The schedule says so.
     Planned,
-    /// Whoever ran waited for the other one.
+    /// The running process waited for the other one.
     Waited,
     /// The other one had waited for a lock that was free now.
     Freed,
@@ -76,14 +76,13 @@ pub struct Switch {
     pub why: Why,
 }
 
-/// How both ended.
+/// The ends of both.
 #[derive(Debug)]
 pub struct Outcome {
     pub ran: [Ran; 2],
-    /// How many calls each made.
+    /// Number of calls of each.
     pub calls: [usize; 2],
-    /// How many calls the other one had made when its program began: before, it had only been
-    /// loaded.
+    /// Number of calls of the other one when its program began: before, it had only been loaded.
     pub begun_after: [usize; 2],
     /// The number of the last call with which it emptied a file, as it does with the note of a
     /// lock.
@@ -114,8 +113,8 @@ impl Outcome {
         is_there(0) && is_there(1)
     }
 
-    /// What tells this order from others. When a process waits follows from the switches before, so
-    /// only those of the schedule have their number.
+    /// The mark of this order. When a process waits follows from the switches before, so only those
+    /// of the schedule have their number.
     pub fn order(&self) -> Vec<(usize, usize)> {
         let place = |switch: &Switch| {
             (
@@ -158,9 +157,9 @@ impl Last {
     }
 }
 
-/// What a process is about to do.
+/// The next act of a process.
 enum Made {
-    /// Nothing that the other one has a part in.
+    /// A call without any part of the other one.
     Nothing,
     /// It waits for the other one.
     Pause,
@@ -174,7 +173,7 @@ struct Side {
     first: Pid,
     /// Its processes and threads.
     members: HashSet<Pid>,
-    /// Those that have stopped while it was not its turn, and the signals that they get.
+    /// Processes that have stopped while it was not its turn, and the signals that they get.
     held: Vec<(Pid, Option<Signal>)>,
     is_loaded: bool,
     begun_after: Option<usize>,
@@ -421,7 +420,7 @@ fn follow(sides: &mut [Side; 2], schedule: Schedule) -> Vec<Switch> {
 fn is_free(lock: &Path) -> bool {
     let file = match File::open(lock) {
         Ok(file) => file,
-        // Whoever waits for it makes a new one.
+        // A process that waits for it makes a new one.
         Err(_) => return true,
     };
     // It is given back at once, also by a child of a neighbouring test that is just being started.

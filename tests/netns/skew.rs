@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::harness::{Call, Host, Ran, rail, skip, vf_address, with};
 
-/// Who makes a call.
+/// The build that makes a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
     Old,

@@ -23,8 +23,8 @@ fn device(number: u8) -> Value {
     )
 }
 
-/// What must not grow: entries of the run directory but its locks, and leases. Namespaces and
-/// descriptors of this process are also those of the tests beside this one.
+/// The number that must not grow: entries of the run directory but its locks, and leases.
+/// Namespaces and descriptors of this process are also those of the tests beside this one.
 fn entries(host: &Host) -> usize {
     let of = |name: &str| entries_of(&host.path(name));
     of("run") + of("run/attachments") + of("run/pending") + host.leases().len()
@@ -34,8 +34,8 @@ fn entries_of(path: &Path) -> usize {
     fs::read_dir(path).map_or(0, Iterator::count)
 }
 
-/// How many lock files there may be: those that are not pruned, the notes of the DELs of five
-/// minutes, and an eighth more, because a DEL looks at some of them only.
+/// Limit of the lock files: those that are not pruned, the notes of the DELs of five minutes, and
+/// an eighth more, because a DEL looks at some of them only.
 fn most_locks(ended: &[Instant]) -> usize {
     let young = Duration::from_secs(300 + 10);
     let noted = ended.iter().filter(|ended| ended.elapsed() < young).count() * usize::from(RAILS);

@@ -76,7 +76,7 @@ impl Store {
         self.importer(number, args).run(&json!(null))
     }
 
-    /// What is in the store, hidden files and empty folders too.
+    /// The content of the store, hidden files and empty folders too.
     pub fn files(&self) -> BTreeMap<String, String> {
         let mut found = BTreeMap::new();
         let mut folders = vec![self.path("")];
@@ -111,8 +111,8 @@ pub fn network() -> Value {
         "ipam": {"type": "rail-ipam", "pool": "rail-0,rail-0-v6"}})
 }
 
-/// What the plan may have given to another machine, no new pod gets; those that have it keep it,
-/// and end.
+/// A prefix that the plan may have given to another machine is given to no new pod; pods that have
+/// it keep it, and end.
 #[test]
 fn a_closed_node_gives_no_new_lease_and_serves_those_that_are() {
     let Some(store) = Store::new("store::closed") else {
@@ -122,7 +122,7 @@ fn a_closed_node_gives_no_new_lease_and_serves_those_that_are() {
     let mut checked = network();
     checked["prevResult"] = store.call("ADD", "c1").run(&network()).ok().json();
     let close = |text: &str| fs::write(store.path(".closed.node-1"), text).unwrap();
-    // Whatever is in the file.
+    // With any content of the file.
     for text in [
         "name it in the plan\n",
         "",
@@ -174,7 +174,7 @@ fn a_closed_node_gives_no_new_lease_and_serves_those_that_are() {
         .ok();
     store.call("ADD", "c2").run(&network()).error(11);
     store.call("DEL", "c1").run(&network()).ok();
-    // The same plan, and another one.
+    // With the plan of before, and with another one.
     for number in [1, 2] {
         close("x");
         store.import(number, &[]).ok();
@@ -241,7 +241,7 @@ fn a_plan_without_room_for_a_running_pod_is_not_written() {
     assert_eq!(plan(&["--check"]).status, 1);
     assert_eq!(store.files(), before);
 
-    // Nobody else's pods: only the node's own leases are here.
+    // Only the node's own leases are here.
     store.import(1, &[]).ok();
     let forced = store.import(2, &["--force"]).ok();
     assert!(
@@ -312,7 +312,7 @@ fn leases_of_the_dead_stop_no_plan() {
     store.import(2, &[]).ok();
 }
 
-/// What node-1 has in plan `number`.
+/// The prefixes of node-1 in plan `number`.
 fn pair(number: u8) -> [String; 2] {
     [
         format!("172.16.{number}.0/31"),
@@ -376,8 +376,8 @@ fn an_import_killed_at_any_call_leaves_every_node_old_or_new() {
     assert!(seen.iter().all(|count| *count > 10), "{seen:?}");
 }
 
-/// What a power cut can leave on a file system that loses changes out of order: the new directories
-/// of an import without the file that announces them.
+/// Remains of a power cut on a file system that loses changes out of order: the new directories of
+/// an import without the file that announces them.
 #[test]
 fn remains_that_nothing_announces_stop_no_import() {
     let Some(store) = Store::new("store::remains") else {
@@ -430,7 +430,7 @@ fn an_add_sees_one_plan_whenever_another_is_written() {
     assert!(seen.iter().all(|count| *count > 5), "{seen:?}");
 }
 
-/// The same, with nothing that holds them.
+/// Without a lease that holds the addresses.
 #[test]
 fn an_add_during_an_import_sees_one_plan() {
     let Some(store) = Store::new("store::race") else {
@@ -483,7 +483,7 @@ fn a_full_or_read_only_store_is_left_as_it_is() {
         );
         assert!(refused.stderr.contains(told), "{refused:?}");
         assert_eq!(store.files(), before);
-        // What is there already needs no room.
+        // An existing lock file needs no room.
         store.import(1, &[]).ok();
         let added = store.call("ADD", "c1").run(&network()).ok().json();
         assert_eq!(added["ips"][0]["address"], "172.16.1.0/31");
@@ -579,8 +579,8 @@ fn a_store_on_nfs_is_written_nonetheless() {
     assert_eq!(store.files(), new);
 }
 
-/// What an operator put beside the files of the store stays there; what is no file is refused, not
-/// lost.
+/// Files that an operator put beside those of the store stay there; anything but a file is refused,
+/// not lost.
 #[test]
 fn other_files_of_a_node_stay() {
     let Some(store) = Store::new("store::others") else {
@@ -735,8 +735,8 @@ fn an_add_on_an_unknown_node_lists_those_of_the_store() {
     );
 }
 
-/// What is below `folder`, and what it is itself, with whatever bits others than root have; and how
-/// much there is.
+/// The paths below `folder`, and itself, that others than root have any bits for; and the number of
+/// all.
 fn open_to_others(folder: &Path) -> (Vec<String>, usize) {
     let (mut found, mut seen, mut paths) = (Vec::new(), 0, vec![folder.to_owned()]);
     while let Some(path) = paths.pop() {

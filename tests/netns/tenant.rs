@@ -25,7 +25,7 @@ struct Node {
     pod: PathBuf,
     next: PathBuf,
     other: PathBuf,
-    /// What the other pod is checked with.
+    /// The result that the other pod is checked with.
     others: Value,
     node: Value,
     other_before: Value,
@@ -105,8 +105,8 @@ impl Node {
         Some(node)
     }
 
-    /// All that must be as it was on the node, beside the run folder: that is known by its leases
-    /// and records.
+    /// The state of the node that must be restored, beside the run folder: that is known by its
+    /// leases and records.
     fn state(&self) -> Value {
         let mut files = BTreeMap::new();
         files_below(self.host.dir.path(), &mut files);
@@ -128,8 +128,8 @@ impl Node {
         self.host.call(verb, "c1", &self.pod)
     }
 
-    /// What must hold when the attacker is gone: the node and the other pod are as they were, and
-    /// the next pod gets the device that was attacked, and gives it back.
+    /// The state after the attacker is gone: the node and the other pod are as they were, and the
+    /// next pod gets the device that was attacked, and gives it back.
     #[track_caller]
     fn stands(&self, attack: &str) {
         assert_same(
@@ -212,7 +212,7 @@ impl Node {
         self.stands(attack);
     }
 
-    /// What the attacker asks for, beside a good network.
+    /// The attacker's network, beside a good one.
     fn asking(&self, more: Value) -> Value {
         with(with(network(MINE), json!({"name": "tenant"})), more)
     }
@@ -330,7 +330,7 @@ fn routes(host: &Host, netns: Option<&Path>) -> Vec<String> {
         .collect()
 }
 
-// What a network holds.
+// The limits of a network.
 
 /// Files of the node are the operator's, names are names.
 #[test]
@@ -722,7 +722,7 @@ fn no_network_sets_what_the_policy_keeps_to_the_operator() {
     }
 }
 
-/// Those of other pods, of the gateway, of other nodes; and who else asks for them.
+/// Addresses of other pods, of the gateway, of other nodes; and other requests for them.
 #[test]
 fn no_network_gets_an_address_that_is_not_free_and_of_its_rail() {
     let Some(node) = Node::new("addresses") else {
@@ -805,7 +805,7 @@ fn no_network_gets_an_address_that_is_not_free_and_of_its_rail() {
         &["gateway"],
     );
 
-    // Where pools in networks are allowed, they keep off the plan.
+    // If pools in networks are allowed, they keep off the plan.
     let allowed = fs::read_to_string(node.host.path("node.json")).unwrap();
     let mut allowed: Value = serde_json::from_str(&allowed).unwrap();
     allowed["policy"]["inlinePools"] = json!(true);
@@ -1011,8 +1011,8 @@ fn no_network_leads_the_pods_traffic_away_or_touches_others_sysctls() {
     }
 }
 
-/// Whoever reads a network reads no more than it can hold, and every reader of what is told sees
-/// one line.
+/// The readers of a network read no more than it can hold, and every reader of a message sees one
+/// line.
 #[test]
 fn no_network_overwhelms_or_forges() {
     let Some(node) = Node::new("json") else {
@@ -1117,8 +1117,8 @@ fn no_network_overwhelms_or_forges() {
     );
 }
 
-/// What a tenant can make a call write, and how much memory it can make it take: Multus has it in
-/// its own limit.
+/// Limits of the writes and the memory that a tenant can cause: Multus has the memory in its own
+/// limit.
 #[test]
 fn no_network_makes_a_call_large() {
     let Some(node) = Node::new("size") else {
@@ -1428,14 +1428,14 @@ fn no_answer_of_an_ipam_does_harm() {
             "{attack}: {error}"
         );
         node.call("DEL").run(&config).ok();
-        // Whatever became of its DEL: with the plugin it is settled.
+        // With the plugin, any former DEL is settled.
         node.host.add_plugin("stand-in", "exit 0");
         node.call("").args(&["reap"]).run(&json!(0)).ok();
         node.stands(attack);
     }
 }
 
-// What a pod does, which has CAP_NET_ADMIN and CAP_SYS_ADMIN in its own namespaces.
+// The acts of a pod with CAP_NET_ADMIN and CAP_SYS_ADMIN in its own namespaces.
 
 /// A script that cannot do its part on this kernel exits with it.
 const CANNOT: i32 = 77;

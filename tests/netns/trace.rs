@@ -15,14 +15,14 @@ use crate::harness::{Call, Ran, skip};
 use crate::tracer::{self, Ended, WAITING};
 pub use crate::tracer::{Fate, Point};
 
-/// How a traced call ended.
+/// The end of a traced call.
 #[derive(Debug)]
 pub struct Traced {
     /// Of the plugin itself.
     pub ran: Ran,
     /// System calls that were made, of those that are swept.
     pub calls: usize,
-    /// Who was killed before what.
+    /// The killed process, and the call before which it was killed.
     pub killed: Option<String>,
 }
 
@@ -96,7 +96,7 @@ pub fn run_with(call: &Call, config: &Value, fate: impl FnMut(Point) -> Fate) ->
     }
 }
 
-/// How many system calls `call` makes that concern anything outside of its processes.
+/// Number of system calls of `call` that concern anything outside of its processes.
 #[expect(
     clippy::zombie_processes,
     reason = "the tracer waits for every process"

@@ -69,36 +69,36 @@ const HARMLESS: &[i64] = &[
 /// A system call that is about to be made.
 #[derive(Clone, Copy, Debug)]
 pub struct Point {
-    /// How many there were, with this one.
+    /// Number of calls, with this one.
     pub count: usize,
-    /// Which one: SYS_*.
+    /// Number of the system call: SYS_*.
     pub number: i64,
-    /// Who makes it.
+    /// The process that makes it.
     pub pid: Pid,
     /// The first of its arguments.
     pub arguments: [u64; 3],
 }
 
-/// What becomes of a system call.
+/// The fate of a system call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It is made.
     Made,
-    /// Who would make it is killed.
+    /// Its process is killed.
     Deadly,
     /// It is not made, and fails so.
     Fails(Errno),
     /// It writes half of what it was to write, or returns half of what it has read: the next read
     /// of the thread returns the rest.
     Halved,
-    /// What it sends does not leave, and the next `recvfrom` of the thread gets these bytes.
+    /// Its message does not leave, and the next `recvfrom` of the thread gets these bytes.
     Answered(Vec<u8>),
     /// Another call is made in its place: SYS_*, with these first arguments.
     Becomes(i64, [u64; 3]),
 }
 
 impl Point {
-    /// What a `sendto` sends.
+    /// The bytes of a `sendto`.
     pub fn sent(&self) -> Option<Vec<u8>> {
         let [_, at, length] = self.arguments;
         (self.number == libc::SYS_sendto).then(|| self.memory(at, length))?
@@ -143,29 +143,29 @@ impl Point {
     }
 }
 
-/// How a process ended.
+/// The end of a process.
 #[derive(Debug)]
 pub struct Ended {
     /// Its exit status.
     pub status: i32,
     /// System calls that were made, of those that are swept.
     pub calls: usize,
-    /// Who was killed before what.
+    /// The killed process, and the call before which it was killed.
     pub killed: Option<String>,
     /// The counts of those that read one byte at most: they have no half.
     pub unread: HashSet<usize>,
 }
 
-/// What was done to calls, and what follows from that for the next ones.
+/// Changes to calls, and their consequences for the next ones.
 #[derive(Default)]
 struct Meddling {
-    /// What calls return that were not made.
+    /// The results of calls that were not made.
     returning: HashMap<Pid, i64>,
-    /// What threads receive next.
+    /// The next messages of threads.
     replies: HashMap<Pid, Vec<u8>>,
     /// Reads under way, and whether they return a half.
     reading: HashMap<Pid, (Point, bool)>,
-    /// What threads read next from a descriptor.
+    /// The next bytes that threads read from a descriptor.
     rests: HashMap<(Pid, u64), Vec<u8>>,
     /// As in [`Ended`].
     unread: HashSet<usize>,
@@ -264,7 +264,7 @@ impl Meddling {
     }
 }
 
-/// What runs a command that waits to be traced, so that no call is missed.
+/// Starts a command that waits to be traced, so that no call is missed.
 pub const WAITING: [&str; 3] = ["sh", "-c", "kill -STOP $$; exec \"$0\" \"$@\""];
 
 /// Lets a process go on that was started with [`WAITING`], and decides before each of its system
@@ -274,7 +274,7 @@ pub fn follow(first: Pid, fate: impl FnMut(Point) -> Fate) -> Ended {
     follow_but(HARMLESS, first, fate)
 }
 
-/// The same, with other calls that are not swept besides those that nobody sweeps.
+/// Like [`follow`], with further calls that are not swept.
 pub fn follow_but(harmless: &[i64], first: Pid, mut fate: impl FnMut(Point) -> Fate) -> Ended {
     seize(first);
     let (mut calls, mut killed, mut started, mut status) = (0, None, false, 0);
@@ -414,7 +414,7 @@ fn answer(pid: Pid, value: i64) {
     ptrace::setregs(pid, registers).unwrap();
 }
 
-/// What a call returns, on the way back from it.
+/// The result of a call, on the way back from it.
 #[cfg(target_arch = "x86_64")]
 fn returned(pid: Pid) -> Option<i64> {
     ptrace::getregs(pid)

@@ -15,7 +15,7 @@ const RECORD: &str = include_str!("upgrade/record.json");
 const PENDING: &str = include_str!("upgrade/pending.json");
 const LEASE: &str = include_str!("upgrade/lease.json");
 const INFO: &str = r#"{"pci":{"pci-address":"0000:01:10.0","pf-pci-address":"0000:01:00.0"},"rail-cni":{"containerID":"c1","ifname":"net1"},"type":"pci","version":"1.1.0"}"#;
-/// What an earlier build printed for the ADD of it, which the runtime has kept.
+/// The result of an earlier build's ADD, which the runtime has kept.
 const RESULT: &str = r#"{"cniVersion":"1.1.0","interfaces":[{"mac":"02:00:00:00:00:77","mtu":9000,"name":"net1","pciID":"0000:01:10.0","sandbox":"{netns}"}],"ips":[{"address":"172.16.0.0/31","gateway":"172.16.0.1","interface":0}],"routes":[{"dst":"172.16.0.0/15","gw":"172.16.0.1","priority":1000}]}"#;
 
 /// A node on which an earlier build has served a pod.
@@ -27,7 +27,7 @@ struct Old {
     before: Value,
     mac: String,
     index: Value,
-    /// What the namespace of the pod is known by.
+    /// The identity of the pod's namespace.
     id: [String; 3],
 }
 
@@ -138,7 +138,7 @@ impl Old {
         fs::create_dir_all(self.host.path("run/locks")).unwrap();
     }
 
-    /// What an earlier build's ADD did in the pod.
+    /// Attaches the device as an earlier build's ADD did.
     fn attach(&self) {
         let pod = self.pod.file_name().unwrap().to_str().unwrap();
         let index = &self.index;
@@ -224,7 +224,7 @@ impl Old {
             .run(&with(config.clone(), json!({ "prevResult": added })))
             .ok();
         call("DEL").run(&config).ok();
-        // What is owed for the dead pod, if it could not be paid at once.
+        // Steps for the dead pod that could not be undone at once.
         self.call("").args(&["reap"]).run(&Value::Null).ok();
         self.is_as_before();
     }
@@ -259,7 +259,8 @@ fn a_running_pod_of_an_earlier_build_is_left_alone_and_given_back() {
     {
         assert_eq!(check["verdict"], "ok", "{check}");
     }
-    // Nobody takes it: not the next pod, nor GC with an empty list, nor reap, nor release.
+    // The address stays: it is taken neither by the next pod, nor by GC with an empty list, nor by
+    // reap or release.
     let refused = old
         .host
         .call("ADD", "c2", &old.next)
@@ -335,7 +336,7 @@ fn what_a_dead_pod_of_an_earlier_build_left_is_put_right_by_del_and_by_the_next_
     }
 }
 
-/// What a DEL of before could not undo is undone by the next call.
+/// Steps that a DEL of before could not undo are undone by the next call.
 #[test]
 fn what_a_del_of_an_earlier_build_owed_is_undone() {
     for end in ["DEL", "reap", ""] {

@@ -93,7 +93,7 @@ fn an_ipam_that_does_not_answer_ends_with_its_call() {
     all_is_well(&host, &pod, &before);
 }
 
-/// Nobody reads the result: the exit status alone can tell.
+/// The result is not read: the exit status alone can tell.
 #[test]
 fn a_result_that_cannot_be_written_does_not_hang() {
     let Some((host, pod)) = host("stdout") else {

@@ -1,5 +1,5 @@
-//! Where is measured: a host with veth devices as VFs, pods, a node's configuration, and the
-//! plugins.
+//! The place of the measurement: a host with veth devices as VFs, pods, a node's configuration, and
+//! the plugins.
 
 use std::fs;
 use std::io::Write as _;
@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 use crate::run::Process;
 
-/// Everything that is written while something is measured is below it, in memory.
+/// Directory of every file that is written during a measurement, in memory.
 pub const DIR: &str = sandbox::DIR;
 
-/// What is measured, and by what.
+/// The programs that are measured, and those that measure.
 #[derive(Clone, Debug)]
 pub struct Tools {
     /// The directory of rail-cni and rail-ipam.
@@ -122,7 +122,7 @@ pub fn ip_batch(lines: &str) -> Result<(), String> {
     batch(&[], lines)
 }
 
-/// The same in a pod.
+/// Like [`ip_batch`], in a pod.
 pub fn ip_batch_in(pod: &str, lines: &str) -> Result<(), String> {
     batch(&["-n", pod], lines)
 }
@@ -211,7 +211,7 @@ impl Bed<'_> {
         let lines: String = (0..devices)
             .map(|rail| format!("link del leaf{rail}\n"))
             .collect();
-        // Those of the pods are gone, or go at some later time.
+        // The pods' devices are gone, or go at some later time.
         let _ = ip_batch(&lines);
         self.devices.clear();
         self.make_devices(devices)?;
@@ -231,7 +231,7 @@ impl Bed<'_> {
         self.call_of(&self.program(name), verb, conf, container, pod, ifname)
     }
 
-    /// The same with another program than the type of the configuration.
+    /// Like [`Bed::call`], with another program than the type of the configuration.
     pub fn call_of(
         &self,
         program: &Path,
@@ -268,7 +268,7 @@ impl Bed<'_> {
         }
     }
 
-    /// What is the same for all calls.
+    /// The variables of all calls.
     pub fn vars(&self) -> Vec<(String, String)> {
         let path = format!(
             "{}:{}",

@@ -1,4 +1,4 @@
-//! Who is measured: what each contender does to attach a rail, called directly, by cnitool, or by
+//! The contenders: the way in which each attaches a rail, called directly, by cnitool, or by
 //! Multus.
 
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +14,7 @@ use crate::samples::Key;
 /// Version of all configurations. Multus and containerd of all versions know it.
 const VERSION: &str = "1.0.0";
 
-/// Who attaches.
+/// A contender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contender {
     /// The program of [`crate::floor`], which makes the same state as rail-cni.
@@ -31,14 +31,14 @@ pub enum Contender {
     HostDeviceChain,
 }
 
-/// Who calls the plugins of one rail. Multus is called for all of a pod: [`by_multus`].
+/// The caller of the plugins of one rail. Multus is called for all of a pod: [`by_multus`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Direct,
     Cnitool,
 }
 
-/// How a contender does an attachment.
+/// A contender's way to attach.
 #[derive(Debug)]
 enum How {
     /// With these routes.
@@ -66,7 +66,7 @@ pub struct Attachment {
     took: Mutex<Duration>,
 }
 
-/// What is measured at a time.
+/// The object of one measurement.
 #[derive(Debug)]
 pub struct Subject {
     pub key: Key,
@@ -380,7 +380,7 @@ impl Subject {
         })
     }
 
-    /// What the last call of each took, on average.
+    /// The mean duration of the last call of each.
     pub fn mean(&self) -> Duration {
         let took = |one: &Attachment| *one.took.lock().unwrap_or_else(PoisonError::into_inner);
         let count = u32::try_from(self.attachments.len()).unwrap_or(1).max(1);

@@ -1,4 +1,4 @@
-//! What an attachment costs at least: a program that leaves a pod as rail-cni leaves it, and gives
+//! The least cost of an attachment: a program that leaves a pod as rail-cni leaves it, and gives
 //! the device back, in as few requests as the kernel needs. It reads no configuration, asks
 //! nothing, records nothing and checks nothing.
 

@@ -163,7 +163,7 @@ fn measure(arguments: &Arguments) -> Result<(), String> {
     let mut failed = Ok(());
     for part in all {
         let begun = std::time::Instant::now();
-        // What was measured before is kept.
+        // Earlier results are kept.
         failed = part
             .measure(&tools, &mut plan, &mut results)
             .map_err(|error| format!("{}: {error}", part.name()));
@@ -243,7 +243,8 @@ fn version(bin: &Path) -> String {
     first_line(&bin.join("rail-cni").to_string_lossy(), &["--version"])
 }
 
-/// What the names of the folders of fetched tools say: plugins-v1.9.1, bin-v1.3.0, multus-4.3.0.
+/// The versions in the names of the folders of fetched tools: plugins-v1.9.1, bin-v1.3.0,
+/// multus-4.3.0.
 fn others(arguments: &Arguments) -> String {
     let peers = arguments
         .peers
@@ -270,7 +271,7 @@ fn others(arguments: &Arguments) -> String {
         .collect()
 }
 
-/// What comes after `prefix` in the name of the folder so many levels above.
+/// The rest after `prefix` in the name of the folder so many levels above.
 fn named(path: &Path, prefix: &str, levels: usize) -> Option<String> {
     let name = path
         .ancestors()

@@ -199,7 +199,7 @@ fn sections(summary: &[Summary], counted: &[Counted], run: &Run) -> Result<Vec<S
     Ok(sections)
 }
 
-/// Where and when it was measured, and what could not be.
+/// Place and time of the measurement, and the gaps in it.
 fn head(part: &str, rows: &[&Summary], run: &Run) -> String {
     let least = rows.iter().map(|row| row.n).min().unwrap_or(0);
     let most = rows.iter().map(|row| row.n).max().unwrap_or(0);
@@ -480,7 +480,7 @@ fn counts_of(counted: &[&Counted]) -> String {
     text.to_owned() + &table(&heads, &lines)
 }
 
-/// What a cell has where there is no value.
+/// The text of a cell without a value.
 const NOTHING: &str = "–";
 
 /// The 99th percentile, if there were a hundred calls.

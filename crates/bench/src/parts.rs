@@ -47,7 +47,7 @@ pub enum Part {
     Vfs,
 }
 
-/// Everything that was measured.
+/// All results.
 #[derive(Debug, Default)]
 pub struct Results {
     pub samples: Vec<Sample>,
@@ -55,7 +55,7 @@ pub struct Results {
     pub left_out: Vec<LeftOut>,
 }
 
-/// What could not be measured.
+/// A missing measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftOut {
     pub part: String,
@@ -63,7 +63,7 @@ pub struct LeftOut {
     pub reason: String,
 }
 
-/// How often, and in which order.
+/// Number and order of the calls.
 #[derive(Debug)]
 pub struct Plan {
     pub rounds: usize,
@@ -135,7 +135,7 @@ impl Results {
         }
     }
 
-    /// What each call of those that were made at once took on average, beside the last.
+    /// Keeps the mean duration of the calls that were made at once, beside the last one.
     fn keep_mean(&mut self, subject: &Subject, verb: &str) {
         let Some(last) = self.samples.last().filter(|_| subject.is_at_once).cloned() else {
             return;
@@ -216,7 +216,7 @@ fn measure(
                 let part = subject.key.part.clone();
                 results.left_out.push(LeftOut { part, what, reason });
                 failed.push(at);
-                // What it left must not be met by the others.
+                // The other contenders must not meet its leftovers.
                 let _ = subject.del(bed, &plain);
                 bed.make_again()?;
             }
@@ -272,7 +272,7 @@ fn once(
     Err("it gave up on the API server five times".to_owned())
 }
 
-/// What its programs do, seen through each lens in a call of its own.
+/// Counts the work of its programs, through each lens in a call of its own.
 fn count(bed: &Bed, subject: &Subject, results: &mut Results) -> Result<(), String> {
     let mut lenses = vec![Lens::Memory];
     if bed.tools.lacks_strace.is_none() {
@@ -306,7 +306,7 @@ fn count(bed: &Bed, subject: &Subject, results: &mut Results) -> Result<(), Stri
     Ok(())
 }
 
-/// Who has no rail at all.
+/// The contender without any rail.
 pub const ETH0: &str = "eth0 alone";
 
 const ALL: [Contender; 5] = [

@@ -12,7 +12,7 @@ pub struct Series {
     pub points: Vec<(f64, f64)>,
 }
 
-/// What is written beside the picture.
+/// The text beside the picture.
 #[derive(Clone, Copy, Debug)]
 pub struct Labels<'a> {
     pub title: &'a str,
@@ -39,7 +39,7 @@ const COLOURS: [RGBColor; 5] = [
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Failed = Box<dyn std::error::Error>;
 type Drawn = Result<(), Failed>;
-/// Where a value of y stands.
+/// Gives the row of a value of y.
 type Row = Box<dyn Fn(f64) -> i32>;
 
 /// A contender has the same colour in all pictures.
@@ -267,7 +267,7 @@ fn rows(area: &Area, series: &[Series]) -> Result<Row, Failed> {
     Ok(row)
 }
 
-/// Where a value of x stands. Zero has a place before the smallest other value.
+/// Gives the column of a value of x. Zero has a place before the smallest other value.
 fn column_of(values: &[f64]) -> impl Fn(f64) -> i32 {
     let positive = values.iter().copied().filter(|&value| value > 0.0);
     let smallest = positive.clone().fold(f64::INFINITY, f64::min);

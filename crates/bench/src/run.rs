@@ -19,7 +19,7 @@ pub struct Process {
     pub stdin: Vec<u8>,
 }
 
-/// What is looked at. Times are measured without a lens.
+/// The object of a look. Times are measured without a lens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lens {
     None,
@@ -28,7 +28,7 @@ pub enum Lens {
     Instructions,
 }
 
-/// What a lens saw of all programs of an ADD or a DEL.
+/// The counts of a lens for all programs of an ADD or a DEL.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     pub execs: u64,
@@ -37,7 +37,7 @@ pub struct Counts {
     pub syscalls: u64,
     /// Of the largest process.
     pub peak_kib: u64,
-    /// Where the processor counts them.
+    /// Missing where the processor does not count them.
     pub instructions: Option<u64>,
 }
 
@@ -109,7 +109,7 @@ impl Runner {
         let told = |error: std::io::Error| format!("{program}: {error}");
         let mut child = command.spawn().map_err(told)?;
         if let Some(mut stdin) = child.stdin.take() {
-            // Who refuses its environment does not read.
+            // A program that refuses its environment does not read.
             let _ = stdin.write_all(&process.stdin);
         }
         let output = child.wait_with_output().map_err(told)?;
@@ -126,7 +126,7 @@ impl Runner {
         ))
     }
 
-    /// What was seen since the last time.
+    /// The counts since the last time.
     pub fn counts(&self) -> Result<Counts, String> {
         let mut counts = Counts::default();
         for number in 0..self.next.swap(0, Ordering::Relaxed) {
@@ -278,7 +278,7 @@ pub fn cpu_of_children() -> Duration {
         })
 }
 
-/// How long `work` took, and how much CPU time its children.
+/// Measures the time of `work`, and the CPU time of its children.
 pub fn timed<T>(
     work: impl FnOnce() -> Result<T, String>,
 ) -> Result<(T, Duration, Duration), String> {

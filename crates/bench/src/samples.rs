@@ -1,4 +1,4 @@
-//! What was measured: samples as they were taken, and what is said of them.
+//! The results: samples as they were taken, and the summaries of them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::run::Counts;
 
-/// What was measured: the part of the page, who, by which way, in which shape, and for parts that
-/// grow how much.
+/// The object of a measurement: the part of the page, contender, way and shape, and for parts that
+/// grow the amount.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Key {
     pub part: String,
@@ -34,7 +34,7 @@ pub struct Sample {
     pub cpu_us: u64,
 }
 
-/// What a traced call did.
+/// The counts of a traced call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted {
     pub part: String,

@@ -1,4 +1,4 @@
-//! What a runtime hands over: environment variables, and the configuration on stdin, which a tenant
+//! The input from a runtime: environment variables, and the configuration on stdin, which a tenant
 //! may have written.
 
 use std::collections::BTreeMap;
@@ -22,8 +22,8 @@ use serde_json::{Map, Value};
 use crate::input::{choice, line};
 use crate::judge;
 
-/// What a configuration may be refused with: the version, a key of a feature that there is not, bad
-/// JSON, a bad value.
+/// The errors for a configuration: the version, a key of a feature that there is not, bad JSON, a
+/// bad value.
 const REFUSED: [u32; 4] = [1, 2, 6, 7];
 /// A bad variable.
 const ENVIRONMENT: [u32; 1] = [4];
@@ -93,7 +93,7 @@ pub fn config(data: &[u8]) {
     }
 }
 
-/// What both parsers have in common, and how strict and lenient reading differ.
+/// The properties that both parsers share, and the difference between strict and lenient reading.
 fn parsed(
     stdin: &[u8],
     environment: &Environment,
@@ -147,7 +147,7 @@ fn parsed(
     Some(network)
 }
 
-/// What was read is read alike when it is written again, and when known keys are in capital
+/// A configuration is read alike when it is written again, and when known keys are in capital
 /// letters.
 fn same_again(network: &Network, parse: &dyn Fn(&[u8], Strictness) -> anyhow::Result<Network>) {
     let text = Value::Object(network.config.clone()).to_string();

@@ -1,4 +1,4 @@
-//! What people write: YAML, JSON, and networks.
+//! Input from people: YAML, JSON, and networks.
 
 use rail_cni::log::printable;
 use rail_cni::node::Node;
@@ -124,7 +124,7 @@ fn walk(part: Part<'_>, lines: usize, depth: usize) {
     }
 }
 
-/// The same but for scalars, of which YAML 1.1 and 1.2 think differently.
+/// Compares all but scalars, of which YAML 1.1 and 1.2 think differently.
 fn alike(ours: &Value, theirs: &Value) -> bool {
     match (ours, theirs) {
         (Value::Array(ours), Value::Array(theirs)) => {

@@ -1,5 +1,4 @@
-//! How an input is divided, where a target needs more than one text. The corpora stay readable that
-//! way.
+//! Divides an input where a target needs more than one text. The corpora stay readable that way.
 
 /// The line between two parts.
 const BETWEEN: &[u8] = b"\n%%\n";

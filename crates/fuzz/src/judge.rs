@@ -1,4 +1,4 @@
-//! What must hold for every error, every message and every allocation.
+//! Properties of every error, every message and every allocation.
 
 use std::collections::HashSet;
 use std::sync::Once;

@@ -24,7 +24,7 @@ mod sysfs;
 pub struct Target {
     /// The name of its executable, its corpus and its dictionary.
     pub name: &'static str,
-    /// What the bytes are.
+    /// The meaning of the bytes.
     pub what: &'static str,
     run: fn(&[u8]),
 }

@@ -31,7 +31,7 @@ const ABSENT: [i32; 5] = [-22, -95, -2, -19, -97];
 /// After each answer of EBUSY the request is repeated, later each time.
 const MOST_DATAGRAMS: usize = 5;
 
-/// How the answers that came can be judged.
+/// The facts by which answers are judged.
 #[derive(Default)]
 struct Sent {
     /// The request was acknowledged, or its object was there.
@@ -40,8 +40,8 @@ struct Sent {
     ended: bool,
 }
 
-/// Which request; whether headers are repaired so that the messages are read; and then datagrams,
-/// each behind its length.
+/// Reads the number of the request; whether headers are repaired so that the messages are read; and
+/// then datagrams, each behind its length.
 pub fn netlink(data: &[u8]) {
     let [request, repair, rest @ ..] = data else {
         return;
@@ -99,7 +99,7 @@ fn look(datagram: &[u8], sent: &mut Sent) {
     while let Some(header) = datagram.get(at..at + 16) {
         let length = u32::from_ne_bytes(header[..4].try_into().expect("four bytes")) as usize;
         let kind = u16::from_ne_bytes([header[4], header[5]]);
-        // What is behind a message without a code is of the next one.
+        // Bytes behind a message without a code belong to the next one.
         let code = datagram.get(at + 16..at + 20).filter(|_| length >= 20);
         let code = code.map(|code| i32::from_ne_bytes(code.try_into().expect("four")));
         let is_good = code.is_none_or(|code| code == 0 || ABSENT.contains(&code));
@@ -219,7 +219,7 @@ fn ask(request: usize, mut socket: Socket, sent: &Sent) {
     }
 }
 
-/// The same of families of generic netlink, which keep their socket.
+/// Asks a family of generic netlink, which keeps its socket.
 fn generic(request: usize, socket: Socket) {
     if request % 2 == 0 {
         drop(one(Ethtool::over(socket, 0x15).read(NonZeroU32::MIN)));
@@ -235,7 +235,7 @@ fn a_link() -> Link {
     serde_json::from_value(link).expect("a link")
 }
 
-/// What is read goes into a record, and comes back.
+/// A link goes into a record, and comes back.
 fn of_link(link: &Link) {
     let text = serde_json::to_string(link).expect("a record");
     assert_eq!(
@@ -259,7 +259,7 @@ fn of_saved(all: Option<Vec<saved::Saved>>) {
     all.into_iter().flatten().for_each(|one| saved(&one));
 }
 
-/// All that is asked of a netlink message in a record, which came from the kernel, or from a file.
+/// Calls every reader of a netlink message in a record, which came from the kernel, or from a file.
 pub fn saved(one: &saved::Saved) {
     let _ = (
         one.address(),

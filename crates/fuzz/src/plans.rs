@@ -66,7 +66,7 @@ fn checked(plan: &mut Plan) -> Option<Pools> {
             parse(&file.name, file.text.as_bytes()).expect("it is YAML");
         }
     }
-    // What is doubted is written only if somebody allows it.
+    // A plan with doubts is written only if somebody allows it.
     match std::mem::take(&mut plan.doubts).refuse() {
         Ok(()) => Some(pools),
         Err(refusal) => {
@@ -106,7 +106,7 @@ fn ends(pools: &Pools) -> Ends {
     ends
 }
 
-/// What is written for nv-ipam is read as the same plan.
+/// Manifests for nv-ipam are read as the same plan.
 fn as_manifests(plan: &mut Plan, pools: &Pools) {
     let written = files(rail_plan::manifest::write(plan, None));
     if written.is_empty() {
@@ -120,7 +120,7 @@ fn as_manifests(plan: &mut Plan, pools: &Pools) {
     assert_eq!(ends(&again.check().expect("it was sound")), ends(pools));
 }
 
-/// What is written for hosts is read as the same addresses.
+/// Files for hosts are read as the same addresses.
 fn as_netplan(plan: &Plan, pools: &Pools) {
     let written = files(rail_plan::netplan::write(plan));
     if written.is_empty() {

@@ -18,7 +18,7 @@ use crate::judge;
 /// An unknown version, bad JSON, a bad value.
 const REFUSED: [u32; 3] = [1, 6, 7];
 
-/// What is read is written and read again, in every version of the specification.
+/// A result is written and read again, in every version of the specification.
 fn result(value: &Value, default: Version) -> Option<AddResult> {
     let read = match AddResult::parse(value, default) {
         Ok(read) => read,

@@ -34,8 +34,8 @@ fn node_of(directory: &Directory) -> Node {
     Node::parse(Path::new("node.json"), node.to_string().as_bytes()).expect("a node.json")
 }
 
-/// What no file of a corpus can know: the id of this boot, and the namespace that is alive for
-/// sure.
+/// Values that no file of a corpus can contain: the id of this boot, and the namespace that is
+/// alive for sure.
 static NOW: LazyLock<[(&str, String); 3]> = LazyLock::new(|| {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("an id");
     let netns = fs::metadata("/proc/self/ns/net").expect("a namespace");
@@ -148,7 +148,7 @@ pub fn lease(data: &[u8]) {
             "a DEL without a network removed what it cannot read"
         );
     }
-    // Whoever asks gets the address only if its holder is known and dead.
+    // A request gets the address only if its holder is known and dead.
     let is_dead = read.as_ref().is_ok_and(|read| {
         read.as_ref()
             .is_some_and(|read| read.is_dead(&node).unwrap_or(false))
@@ -227,7 +227,7 @@ pub fn record(data: &[u8]) {
     let claims = records
         .claims_on(DEVICE, &mut lock, None)
         .expect("an answer");
-    // What claims the device is known to all.
+    // Every claim on the device is among all records.
     for claim in &claims {
         assert!(
             all.iter()

@@ -1,4 +1,4 @@
-//! What the operator's plan leaves on a node: the store, and node.json.
+//! The files of the operator's plan on a node: the store, and node.json.
 
 use std::path::Path;
 

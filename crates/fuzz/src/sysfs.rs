@@ -128,8 +128,7 @@ fn of_function(root: &Path, function: &Function) {
     let vfs = function.vfs().unwrap_or_default();
     assert!(vfs.iter().all(|address| !address.contains('/')));
     assert!(function.max_vf_count() >= function.vf_count());
-    // What is said to be a PF is looked up by this address, which becomes a path and the name of a
-    // lock.
+    // A PF is looked up by this address, which becomes a path and the name of a lock.
     if let Ok(Some(pf)) = function.pf(root) {
         assert!(!pf.address.contains('/'), "{}", pf.address);
         assert!(pf.is(&pf.address));

@@ -100,7 +100,7 @@ pub fn all(socket: &mut Socket, index: Index) -> Result<Vec<Address>> {
     matching(socket, index, |_| true)
 }
 
-/// Those addresses of the link with this index that are wanted, however many it has.
+/// The wanted addresses of the link with this index, however many others it has.
 pub fn matching(
     socket: &mut Socket,
     index: Index,

@@ -33,7 +33,7 @@ const ATTR_APP_TRUST_TABLE: u16 = 11;
 /// IEEE_8021QAZ_APP_SEL_DSCP.
 const SELECTOR_DSCP: u8 = 5;
 
-/// What the driver of a port reports.
+/// The report of a port's driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dcb {
     /// The priorities with priority flow control, as bits; `None` if the driver does not report

@@ -1,5 +1,5 @@
-//! What the driver of a function reports over devlink (include/uapi/linux/devlink.h): whether it
-//! does RoCE, and the mode of its switch. It is only read here.
+//! Reads the driver's report about a function over devlink (include/uapi/linux/devlink.h): whether
+//! it does RoCE, and the mode of its switch. Changes nothing.
 //!
 //! ```
 //! use rail_netlink::devlink::Devlink;
@@ -38,7 +38,7 @@ pub struct Devlink {
     family: u16,
 }
 
-/// What a function reports.
+/// The report about a function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Modes {
     /// `enable_roce`, and when a new value takes effect, as `devlink` names it; `None` if it is not

@@ -35,7 +35,7 @@ const FLAGS: u32 = 1 | 2;
 const FLAG_STATS: u32 = 4;
 const PAUSE_GET: u8 = 21;
 const PAUSE_STATS: u16 = 5;
-/// What is in it.
+/// The counters in it.
 const PAUSE_FRAMES: [(u16, &str); 2] = [(2, "tx_pause"), (3, "rx_pause")];
 const BITSET_NOMASK: u16 = 1;
 const BITSET_SIZE: u16 = 2;
@@ -246,8 +246,8 @@ impl Ethtool {
             .collect())
     }
 
-    /// How many pause frames the port has sent and received, as `tx_pause` and `rx_pause`; empty if
-    /// its driver does not count them.
+    /// Numbers of pause frames that the port has sent and received, as `tx_pause` and `rx_pause`;
+    /// empty if its driver does not count them.
     pub fn pause_frames(&mut self, index: Index) -> Result<BTreeMap<&'static str, u64>> {
         let request = request_with(
             FLAGS | FLAG_STATS,

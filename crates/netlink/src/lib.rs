@@ -79,7 +79,7 @@ const BUSY_PATIENCE: Duration = Duration::from_secs(5);
 const BUSY: [Errno; 4] = [Errno::EBUSY, Errno::EAGAIN, Errno::EINTR, Errno::ENOBUFS];
 /// Time for which an interrupted dump is repeated; IPv6 DAD alone interrupts dumps.
 const DUMP_PATIENCE: Duration = Duration::from_secs(5);
-/// The same for a dump whose caller accepts a part of it: a pod can make and remove links without
+/// Patience with a dump whose caller accepts a part of it: a pod can make and remove links without
 /// end.
 const GLANCE_PATIENCE: Duration = Duration::from_millis(100);
 /// Most objects that a dump keeps: a pod can have a million routes, links or addresses in its own

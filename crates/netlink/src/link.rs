@@ -50,7 +50,7 @@ const ALTIFNAMSIZ: usize = 128;
 const INFINIBAND_ALEN: usize = 20;
 /// sizeof(struct ifinfomsg).
 pub const HEADER_LEN: usize = 16;
-/// How the names that the kernel gives to links begin, and those of [`free_name`].
+/// Prefix of the names that the kernel gives to links, and of [`free_name`]'s.
 pub const FREE_NAME: &str = "dev";
 
 /// A netdev, as the kernel describes it.
@@ -62,7 +62,7 @@ pub struct Link {
     pub name: String,
     /// Further names, up to 128 bytes each.
     pub altnames: Vec<String>,
-    /// Those that are no text. Only a tenant gives such names, so they are on no record.
+    /// Altnames that are no text. Only a tenant gives such names, so they are on no record.
     #[serde(skip)]
     pub unreadable: Vec<Vec<u8>>,
     /// MTU in bytes.
@@ -184,8 +184,8 @@ pub fn seen(socket: &mut Socket, is_wanted: impl Fn(&Link) -> bool) -> Result<Ve
     socket.glance(&message, &[], "cannot list links", read)
 }
 
-/// What the kernel counts of errors and discards of a link, by its names of the counters, and how
-/// often it lost its carrier (`carrier_down`); empty if the link is gone.
+/// The kernel's counters of errors and discards of a link, by their names, and of lost carriers
+/// (`carrier_down`); empty if the link is gone.
 pub fn faults(socket: &mut Socket, index: Index) -> Result<BTreeMap<&'static str, u64>> {
     /// IFLA_CARRIER_DOWN_COUNT.
     const CARRIER_DOWN_COUNT: u16 = 48;
@@ -359,7 +359,7 @@ pub fn is_same_mac(one: &str, other: &str) -> bool {
     one == other || guid(one).is_some_and(|one| one != 0 && guid(other) == Some(one))
 }
 
-/// What a move changes about the link.
+/// The changes to a link by its move.
 #[derive(Clone, Debug, Default)]
 pub struct Move<'a> {
     /// Name in the other namespace.

@@ -38,13 +38,13 @@ const ATTR_NET_NS_FD: u16 = 68;
 const ATTR_RES_PID: u16 = 28;
 const ATTR_RES_CTX: u16 = 86;
 const ATTR_RES_CTX_ENTRY: u16 = 87;
-/// How often the list is asked for.
+/// Limit of the dumps of the list.
 const MAX_DUMPS: u32 = 16;
 
 /// An RDMA device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
-    /// The same in every namespace.
+    /// Equal in every namespace.
     pub index: u32,
     /// `mlx5_3`.
     pub name: String,
@@ -81,7 +81,7 @@ pub fn is_exclusive(socket: &mut Socket) -> Result<bool> {
     Ok(mode.is_some_and(|mode| mode.first() == Some(&0)))
 }
 
-/// Those of `names` that the socket's namespace has. The kernel's dump goes on by count
+/// The devices of the socket's namespace among `names`. The kernel's dump goes on by count
 /// (nldev_get_dumpit): it leaves one out when another one leaves meanwhile. So it is taken again
 /// while one of them is missing.
 pub fn named(socket: &mut Socket, names: &[String]) -> Result<Vec<Device>> {

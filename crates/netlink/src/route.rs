@@ -172,8 +172,8 @@ pub fn all(socket: &mut Socket) -> Result<Vec<(Index, Route)>> {
     matching(socket, None, |_| true)
 }
 
-/// Those unicast routes of both families that are wanted, of all tables or of this one, however
-/// many others the namespace has.
+/// The wanted unicast routes of both families, of all tables or of this one, however many others
+/// the namespace has.
 pub fn matching(
     socket: &mut Socket,
     table: Option<u32>,

@@ -96,7 +96,7 @@ pub fn each(socket: &mut Socket, mut visitor: impl FnMut(u32, u32)) -> Result<()
     kept.map(drop)
 }
 
-/// Those of `wanted` that the namespace has, however many others it has.
+/// The rules of `wanted` that the namespace has, however many others it has.
 pub fn present(socket: &mut Socket, wanted: &[Rule]) -> Result<Vec<Rule>> {
     dump(socket, |message| {
         parse(message).filter(|rule| wanted.contains(rule))

@@ -91,7 +91,7 @@ impl TryFrom<String> for Saved {
     }
 }
 
-/// How long an address or a route is still valid.
+/// The remaining lifetime of an address or a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     Forever,
@@ -118,7 +118,7 @@ impl Left {
 }
 
 impl Saved {
-    /// Where the value of an attribute is.
+    /// Finds the value of an attribute.
     fn place(&self, header: usize, kind: u16) -> Option<Range<usize>> {
         let mut at = header;
         let u16_at = |at: usize| Some(u16::from_ne_bytes(self.0.get(at..at + 2)?.try_into().ok()?));
@@ -454,7 +454,7 @@ impl Saved {
     fn is_through(&self, index: Index) -> bool {
         match self.number(ROUTE_HEADER, RTA_OIF) {
             Some(oif) => oif == index.get(),
-            // Whose legs they are is for the kernel's filter to say; the caller refuses them all.
+            // The kernel's filter knows the interfaces of the legs; the caller refuses all of them.
             None => self.is_by_nexthops(),
         }
     }

@@ -73,10 +73,10 @@ pub struct Stacked {
     pub kind: String,
 }
 
-/// What takes the frames of a link before its own namespace does.
+/// The first receiver of a link's frames, before its own namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receiver {
-    /// Nothing, in no namespace.
+    /// No link, in no namespace.
     Nobody,
     /// A macvlan or macvtap, one of those of which the kernel allows one (ipvlan, macsec, bridge,
     /// bond, team, openvswitch), or the VLAN that was asked for.
@@ -137,7 +137,7 @@ pub fn vlan(
     if link.loopback || link.mtu >= ALL_OF_16_BITS {
         return Ok(Some(Receiver::Unknown));
     }
-    // One that is made all the same is found by it.
+    // A VLAN that the kernel makes all the same is found by its index.
     let index = unguessable() | 1 << 30;
     let requests = VLAN_PROTOCOLS
         .iter()

@@ -88,7 +88,7 @@ pub struct Vlan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkState {
-    /// The same as the PF's.
+    /// Follows the PF's.
     Auto,
     /// Always up.
     Enable,
@@ -244,7 +244,7 @@ impl std::fmt::Display for VfState {
     }
 }
 
-/// What a PF reports about one of its VFs.
+/// The report of a PF about one of its VFs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
     /// The VF's settings.
@@ -450,8 +450,8 @@ mod tests {
     use super::*;
     use netlink_packet_core::Emitable as _;
 
-    /// What is sent for each setting is what is read of it: the kernel's structures are the same
-    /// both ways but for the VLAN, which has a second form.
+    /// A setting is read in the form in which it is sent: the kernel's structures are equal both
+    /// ways but for the VLAN, which has a second form.
     #[test]
     fn settings_are_read_as_they_are_written() {
         let wanted = VfState {

@@ -1,6 +1,6 @@
-//! Which nodes are close to each other, for schedulers: the nodes of a leaf group have
-//! the same leaves, so their packets reach each other without a spine. Above the leaf groups are
-//! SUs, pods, and the whole fabric.
+//! The distance between nodes, for schedulers: the nodes of a leaf group have the same leaves, so
+//! their packets reach each other without a spine. Above the leaf groups are SUs, pods, and the
+//! whole fabric.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub struct Group<'a> {
 pub struct Switch<'a> {
     /// The name, of at most 64 characters.
     pub name: String,
-    /// How far its nodes are apart: 1 in a leaf group, 4 in the whole fabric at most.
+    /// The distance of its nodes: 1 in a leaf group, 4 in the whole fabric at most.
     pub tier: usize,
     /// Its direct children.
     pub below: Below<'a>,

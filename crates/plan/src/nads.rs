@@ -38,7 +38,7 @@ const ONE: &str = "rails";
 /// The numbers in the name of a resource.
 const NUMBERS: [&str; 2] = ["rail", "plane"];
 
-/// Which networks there are, and what their resources are called.
+/// The networks, and the names of their resources.
 #[derive(Clone, Debug, Default)]
 pub struct Networks {
     /// One network for all rails.

@@ -72,7 +72,7 @@ pub struct Pool {
     pub places: Vec<Place>,
 }
 
-/// Where a node is in the fabric. Both numbers count from 0.
+/// The place of a node in the fabric. Both numbers count from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     /// The pod of the fabric.

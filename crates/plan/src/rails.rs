@@ -1,4 +1,4 @@
-//! Which rail a pool is, where its manifest does not say so.
+//! Infers the rail of a pool whose manifest does not name it.
 
 use std::collections::BTreeSet;
 

@@ -124,7 +124,7 @@ impl Doubts {
     }
 }
 
-/// All that is wrong with a plan.
+/// All faults of a plan.
 #[derive(Debug, Default)]
 pub struct Refusal {
     /// These are listed first, because some of the faults may follow from them.

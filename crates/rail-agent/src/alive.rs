@@ -104,7 +104,7 @@ pub fn health(args: &HealthArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Nobody sets this clock.
+/// The time since boot: a clock that cannot be set.
 fn since_boot() -> Result<Duration> {
     let text = std::fs::read_to_string("/proc/uptime").context("cannot read /proc/uptime")?;
     let seconds = text

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::api::Api;
 use kube::{Client, Config};
 
-/// What the agent calls itself in Events and as field manager.
+/// The agent's name in Events and as field manager.
 pub const NAME: &str = "rail-agent";
 /// A request that takes longer has failed. A watch has no such limit.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);

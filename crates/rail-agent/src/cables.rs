@@ -1,4 +1,4 @@
-//! Where the cables of the rails end: `railctl cables` listens to the leaves, for longer than the
+//! The ends of the rails' cables: `railctl cables` listens to the leaves, for longer than the
 //! agent's other work may wait.
 
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ const ID_MAX_CHARS: usize = 64;
 /// Until something was heard: the agent may be about to install railctl.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// What was heard last; `None` before the first time.
+/// The last result; `None` before the first time.
 #[derive(Clone, Debug, Default)]
 pub struct Heard(Arc<Mutex<Option<Vec<Cable>>>>);
 
@@ -75,7 +75,7 @@ impl Heard {
             .clone()
     }
 
-    /// What is in another leaf or port than the plan has it, for people.
+    /// The cables whose leaf or port differs from the plan, for people.
     pub fn wrong(&self) -> Option<String> {
         wrong(&self.cables()?)
     }

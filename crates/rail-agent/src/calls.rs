@@ -1,4 +1,4 @@
-//! What the plugins hand over: a line of JSON for each call, in the file `calls` of the run
+//! The calls that the plugins report: a line of JSON for each call, in the file `calls` of the run
 //! directory.
 //!
 //! The file exists only because the agent makes it: where there is none, the plugins write nothing,
@@ -43,13 +43,13 @@ pub struct Call {
     pub interface: Option<String>,
     /// The rail of the network.
     pub rail: Option<u8>,
-    /// How long the call took, in microseconds.
+    /// Duration of the call, in microseconds.
     pub micros: u64,
     /// The error code of CNI; 0 is success.
     pub code: u32,
     /// The error message.
     pub message: Option<String>,
-    /// What an earlier pod had left behind, and this call restored.
+    /// State of earlier pods that this call restored.
     pub restored: Vec<String>,
 }
 

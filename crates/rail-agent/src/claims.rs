@@ -15,7 +15,7 @@ use crate::report::{Claim, Show};
 
 /// Objects of one page of a list.
 const CLAIMS_PER_PAGE: u32 = 500;
-/// What the API server calls the objects.
+/// The API server's name of the objects.
 const PLURAL: &str = "resourceclaims";
 
 fn api(client: &Client, namespace: Option<&str>) -> Api<DynamicObject> {
@@ -36,7 +36,7 @@ pub fn holding(show: &Show) -> Vec<Claim> {
     claims
 }
 
-/// Those of the claims that have ended, each with the reason.
+/// The claims that have ended, each with the reason.
 pub async fn ended(client: &Client, node: &str, claims: &[Claim]) -> Result<Vec<(Claim, String)>> {
     let mut ended = Vec::new();
     // The claims of an older DRANET have no name, and are found by their UID.

@@ -25,8 +25,8 @@ use crate::text::{error_text, log};
 
 /// Placeholder for the number of the rail in a resource's name.
 const RAIL_PATTERN: &str = "{rail}";
-/// How often both sockets, the kubelet's and the agent's, are checked if inotify reports no change.
-/// A starting kubelet removes all sockets and makes its own again.
+/// Interval of the checks of both sockets, the kubelet's and the agent's, if inotify reports no
+/// change. A starting kubelet removes all sockets and makes its own again.
 const KUBELET_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause before the second registration.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(50);
@@ -62,7 +62,7 @@ pub fn parse_resource(text: &str) -> Result<String, String> {
 pub struct Resources {
     pattern: String,
     railctl: PathBuf,
-    /// How long a PF must lack its link before its devices are unhealthy.
+    /// Time that a PF must lack its link before its devices are unhealthy.
     patience: Duration,
     /// The link of each PF.
     links: HashMap<String, Steady>,

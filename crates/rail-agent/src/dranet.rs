@@ -39,7 +39,7 @@ const MAX_REQUEST_BYTES: usize = 2 << 20;
 const MAX_REQUESTS: usize = 16;
 /// Longer than the 10 s that DRANET waits.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
-/// How often the socket is checked: the run directory may have been emptied.
+/// Interval of the socket's checks: the run directory may have been emptied.
 const SOCKET_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Priority of the rule of rail 0, as in rail-cni.
 const FIRST_PRIORITY: u32 = 1000;

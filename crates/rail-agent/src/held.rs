@@ -1,5 +1,5 @@
-//! What the plugins keep of pods in the run directory, by the names of its files: for when the
-//! plugins cannot be asked, and for when nothing at all may be there.
+//! The plugins' state of pods in the run directory, by the names of its files: for when the plugins
+//! cannot be asked, and for when nothing at all may be there.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -20,7 +20,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// What is in the run directory of this host.
+    /// Lists the run directory of this host.
     pub fn of(host: &Host, run_dir: &Path) -> Result<Held> {
         let Some(dir) = host.dir(run_dir)? else {
             return Ok(Held::default());
@@ -32,7 +32,7 @@ impl Held {
         })
     }
 
-    /// How much there is of each; `None` if there is nothing.
+    /// Numbers of each kind; `None` if there is nothing.
     pub fn shown(&self) -> Option<String> {
         let counts = [
             (self.attachments.len(), "records of devices"),

@@ -25,7 +25,7 @@ use crate::text::log;
 
 /// The plugins.
 pub const PLUGINS: [&str; 2] = ["rail-ipam", "rail-cni"];
-/// What people and this agent run. It is beside the plugins, and refuses to be one.
+/// The program for people and for this agent. It is beside the plugins, and refuses to be one.
 pub const RAILCTL: &str = "railctl";
 /// The hidden subcommand that [`Host::run`] starts.
 pub const IN_HOST: &str = "in-host";
@@ -41,14 +41,14 @@ pub struct Host {
     root: OwnedFd,
 }
 
-/// What a program in the host's namespaces printed.
+/// The output of a program in the host's namespaces.
 #[derive(Debug)]
 pub struct ProgramOutput {
     /// Whether its exit status was 0.
     pub is_success: bool,
-    /// What it printed to stdout.
+    /// Its text on stdout.
     pub stdout: String,
-    /// What it printed to stderr.
+    /// Its text on stderr.
     pub stderr: String,
 }
 
@@ -167,8 +167,8 @@ impl Host {
         }
     }
 
-    /// What a program says of its version. Fails if this node cannot execute it, or if it is not
-    /// the one of that name.
+    /// Asks a program for its version. Fails if this node cannot execute it, or if it is not the
+    /// one of that name.
     pub async fn try_out(&self, name: &str, program: &Path) -> Result<String> {
         let said = self.run(program, &["--version"], b"").await?;
         // A file that is for another machine, or empty, is executed by a shell, and that may
@@ -189,7 +189,7 @@ impl Host {
     }
 }
 
-/// What a command prints; `None` if it did not end in time, and was killed.
+/// The output of a command; `None` if it did not end in time, and was killed.
 async fn said(
     mut command: tokio::process::Command,
     input: &[u8],
@@ -265,7 +265,7 @@ pub fn enter_and_become(command: &[OsString]) -> ExitCode {
         );
         return ExitCode::FAILURE;
     }
-    // Nothing of the pod's environment is the host's business.
+    // The environment of the pod stays away from the host.
     let error = Command::new(program)
         .args(arguments)
         .env_clear()
@@ -377,7 +377,7 @@ impl HostDir {
         })
     }
 
-    /// The same, and nothing of before is kept.
+    /// Like [`HostDir::replace`], without a copy of the former file.
     pub fn write(&self, name: &str, content: &[u8]) -> Result<()> {
         self.put(name, content, 0o600, || Ok(()))
     }

@@ -27,16 +27,16 @@ use crate::text::log;
 /// In this order, so that a new rail-cni never calls an old rail-ipam, and its records never meet
 /// an old railctl.
 const EXECUTABLES: [&str; 3] = ["rail-ipam", RAILCTL, "rail-cni"];
-/// Where the executables are before they are installed and after they were replaced: below the
+/// Directory of the executables before they are installed and after they were replaced: below the
 /// directory of the plugins, because there they can be renamed, and not in it, because a network
 /// names any executable there as its `type`. CNI takes no separator of paths in a type.
 const EXECUTABLES_DIR: &str = ".rail-cni";
-/// What an uninstall leaves beside node.json until it is done: the plugins that are not there were
-/// removed by it, when no pod needed them.
+/// Mark of an unfinished uninstall, beside node.json: the plugins that are not there were removed
+/// by it, when no pod needed them.
 const UNINSTALL_MARK: &str = "uninstall.begun";
-/// Where SELinux keeps the label of a file.
+/// Attribute in which SELinux keeps the label of a file.
 const SELINUX_ATTRIBUTE: &str = "security.selinux";
-/// How long another install may keep the lock of that directory, which only root can open: it
+/// Time that another install may keep the lock of that directory, which only root can open: it
 /// writes two files.
 const INSTALL_LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -217,7 +217,7 @@ fn is_same(source: &mut File, dir: &HostDir, name: &str) -> io::Result<bool> {
 
 fn write(source: &mut File, dir: &HostDir, kept: &HostDir, name: &str) -> io::Result<()> {
     let path = kept.at(temporary(name));
-    // One that a killed install left.
+    // A killed install may have left one.
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => (),
@@ -408,21 +408,21 @@ fn until_free(host: &Host, plugins_dir: &Path, is_over: impl Fn() -> bool) -> Re
     }
 }
 
-/// What only the plugins can restore.
+/// State that only the plugins can restore.
 #[derive(Debug, Default)]
 struct Holders {
     /// Pods that have rails.
     pods: Vec<String>,
     /// Pods that have addresses alone: of rail-ipam, behind another plugin.
     addresses: Vec<String>,
-    /// What is left of pods that are gone, and what nobody can read.
+    /// Traces of pods that are gone, and files that cannot be read.
     left: Vec<String>,
-    /// Where railctl is missing, so that the files of the plugins alone say what there is.
+    /// The path of a missing railctl: then the files of the plugins alone tell the state.
     without_railctl: Option<PathBuf>,
 }
 
 impl Holders {
-    /// What there is, and what to do about it; `None` if there is nothing.
+    /// The state and its remedy; `None` if there is nothing.
     fn shown(&self) -> Option<String> {
         let mut shown = Vec::new();
         if !self.pods.is_empty() {
@@ -513,8 +513,8 @@ fn holders(host: &Host, plugins_dir: &Path) -> Result<Holders> {
 
 /// Restores what can be restored, and returns what `railctl status` says of the rest.
 fn ask_status(host: &Host, program: &Path, holders: &mut Holders) -> Result<Value> {
-    // What can be restored without a pod is restored now. What is left, also of one that took too
-    // long, is in the status.
+    // State that can be restored without a pod is restored now. The rest, also after a reap that
+    // took too long, is in the status.
     if let Err(error) = host.run_alone(program, &["reap"]) {
         log("warn", &crate::text::error_text(&error));
     }
@@ -648,7 +648,7 @@ fn remove_allocations(host: &Host, paths: &Paths) -> Result<usize> {
                 return Ok(removed);
             };
             if let Some(open) = host.dir(parent)? {
-                // What is left is somebody else's.
+                // A directory that stays has files of others.
                 removed += usize::from(std::fs::remove_dir(open.at(name)).is_ok());
             }
             remove_empty(host, parent);

@@ -206,7 +206,7 @@ pub struct Metrics {
     pub host_errors: BTreeMap<&'static str, u64>,
     /// Whether the last request to the API server succeeded; `None` before the first.
     pub api_up: Option<bool>,
-    /// When the store was last equal to the cluster's plan, in seconds since 1970.
+    /// Time at which the store was last equal to the cluster's plan, in seconds since 1970.
     pub plan_written: Option<u64>,
     /// The state of the plan.
     pub plan: Option<Plan>,

@@ -21,7 +21,7 @@ pub const NAME: &str = "node.json";
 /// The key of the ConfigMap that says which cluster it is for.
 const CLUSTER: &str = "cluster";
 
-/// Where the plugins keep their state on this host.
+/// The directories of the plugins' state on this host.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Paths {
     /// Records, leases, and the lines about calls.
@@ -125,7 +125,7 @@ pub fn render(
 pub fn check_paths(host: &Host, new: &Paths) -> Result<()> {
     let old = Paths::of(host)?;
     let is_elsewhere = |old: &Path, new: &Path| {
-        // What cannot be opened has nothing in it.
+        // A directory that cannot be opened counts as empty.
         let open = |path| host.dir(path).ok().flatten();
         old != new && open(old).is_some_and(|old| open(new).is_none_or(|new| !new.is_same(&old)))
     };

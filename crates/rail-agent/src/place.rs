@@ -1,6 +1,6 @@
-//! Where the node is in the fabric, as labels, by which a scheduler keeps a job below one leaf, or
-//! in one SU or pod of the fabric. The leaf comes from the node's store, so it is that of the plan
-//! that pods use. SU and pod are not in the store: railctl says them when it writes the plan.
+//! The place of the node in the fabric, as labels, by which a scheduler keeps a job below one leaf,
+//! or in one SU or pod of the fabric. The leaf comes from the node's store, so it is that of the
+//! plan that pods use. SU and pod are not in the store: railctl says them when it writes the plan.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::report::{Pool, Show};
 /// The part of a label's pattern that stands for the number of the tier.
 const TIER: &str = "{tier}";
 
-/// What the plan says of the node besides its leaves.
+/// The node's place in the plan, besides its leaves.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Place {

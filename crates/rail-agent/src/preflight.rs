@@ -11,12 +11,12 @@ use crate::text::clean;
 
 /// The type of the condition that says what the last tests of the rails found.
 pub const KIND: &str = "RailsPreflight";
-/// What railctl calls the networks of its ADDs, without the number of the rail.
+/// Railctl's prefix for the networks of its ADDs, without the number of the rail.
 pub const NETWORK: &str = "preflight-rail-";
 const FINE: &str = "fine";
 const WRONG: &str = "wrong";
 
-/// What was found last of each rail that could be tested, and when.
+/// The last result of each rail that could be tested, with its time.
 #[derive(Debug, Default)]
 pub struct Tested(BTreeMap<u8, TriedRail>, Option<Timestamp>);
 
@@ -43,7 +43,7 @@ impl Tested {
         self.0.values().map(|rail| (rail, rail.state == FINE))
     }
 
-    /// When a rail was tested last.
+    /// Time of the last test of a rail.
     pub fn last(&self) -> Option<Timestamp> {
         self.1
     }

@@ -31,11 +31,11 @@ pub struct Condition {
     pub is_true: bool,
     /// One word in CamelCase.
     pub reason: String,
-    /// What was found, and what to do.
+    /// The finding and its remedy.
     pub message: String,
 }
 
-/// What is known of the plan.
+/// The state of the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// The agent has not yet heard of the API server.
@@ -260,7 +260,7 @@ pub fn is_unknown(plan: &Plan) -> bool {
     matches!(plan, Plan::Unknown | Plan::Unread(_))
 }
 
-/// What to do with the taint.
+/// The change to the taint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taint {
     /// It stays as it is.
@@ -300,7 +300,7 @@ impl Steady {
     }
 }
 
-/// What the taint follows from.
+/// The grounds of the taint.
 #[derive(Clone, Copy, Debug)]
 pub struct Grounds {
     /// Whether the plan [closes](closes) the node.
@@ -309,7 +309,7 @@ pub struct Grounds {
     pub may_open: bool,
     /// Whether the rails are there at this moment.
     pub is_ready: bool,
-    /// What [`Steady`] says of them.
+    /// The answer of [`Steady`] to them.
     pub steady: Option<bool>,
     /// Whether the node has rails at all: it had the taint, or a PF of node.json was seen.
     pub has_rails: bool,

@@ -19,8 +19,8 @@ const TOLD: usize = 4;
 /// Error codes of an ADD that failed on the node: reading or writing, a silent gateway, no GID, a
 /// fault of ours. With others, the network or the pod is wrong, or another pod has the device.
 const OF_NODE: [u32; 4] = [5, 101, 102, 999];
-/// What says so among the errors of a network that is wrong on this node alone (7): its PF has a
-/// smaller MTU than the network.
+/// The words of that fault among the errors of a network that is wrong on this node alone (7): its
+/// PF has a smaller MTU than the network.
 const TOO_LARGE: [&str; 2] = ["mtu: ", " of the PF "];
 
 /// Refusals by network and rail. A pod with eight rails has success with some of them each time
@@ -66,7 +66,7 @@ impl Refusals {
         }
     }
 
-    /// What the node still refuses; `None` if it refuses nothing.
+    /// The standing refusals of the node; `None` if there are none.
     pub fn standing(&mut self, now: Instant) -> Option<String> {
         self.0
             .retain(|_, refusal| now.duration_since(refusal.last) < FORGOTTEN);
@@ -109,7 +109,7 @@ mod tests {
         }
     }
 
-    /// What stands after these calls, which are ten seconds apart.
+    /// The standing refusals after these calls, which are ten seconds apart.
     fn after(calls: &[Call]) -> Option<String> {
         let (mut refusals, begun) = (Refusals::default(), Instant::now());
         let mut now = begun;

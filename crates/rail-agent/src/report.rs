@@ -1,4 +1,4 @@
-//! What railctl prints as JSON, as far as the agent needs it. docs/operations.md lists all keys.
+//! The JSON of railctl, as far as the agent needs it.
 
 use std::collections::BTreeMap;
 
@@ -87,9 +87,9 @@ pub struct Rail {
     pub rail: Option<u8>,
     /// Its PF.
     pub pf: Pf,
-    /// How many VFs are in which state.
+    /// Numbers of VFs by their state.
     pub vfs: Vfs,
-    /// What RDMA counts of errors, repetitions and congestion, by PCI function and name.
+    /// RDMA counters of errors, repetitions and congestion, by PCI function and name.
     #[serde(rename = "rdmaCounted")]
     pub rdma_counted: BTreeMap<String, BTreeMap<String, u64>>,
 }
@@ -153,7 +153,7 @@ pub struct Preflight {
     pub rails: Vec<TriedRail>,
 }
 
-/// What came of a rail.
+/// The result of a rail's test.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct TriedRail {
@@ -163,7 +163,7 @@ pub struct TriedRail {
     pub pf: String,
     /// `fine`, `wrong`, `in-use` or `no-pool`.
     pub state: String,
-    /// What is wrong.
+    /// The faults.
     pub problems: Vec<Obstacle>,
 }
 
@@ -171,13 +171,13 @@ pub struct TriedRail {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Vfs {
-    /// Those that exist.
+    /// VFs that exist.
     pub enabled: u64,
-    /// Those that pods have.
+    /// VFs of pods.
     pub attached: u64,
-    /// Those that dead pods left behind.
+    /// VFs that dead pods left behind.
     pub dead: u64,
-    /// Those that nobody has.
+    /// Free VFs.
     pub free: u64,
 }
 
@@ -232,9 +232,9 @@ pub struct Check {
     pub verdict: String,
     /// The rail that it is about.
     pub rail: Option<u8>,
-    /// What was found.
+    /// The finding.
     pub text: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: Option<String>,
 }
 
@@ -256,9 +256,9 @@ pub struct Pool {
     pub rail: Option<u8>,
     /// The prefix; none for a pool that only leases name.
     pub prefix: Option<String>,
-    /// Where the cables end.
+    /// The ends of the cables.
     pub leaf_ports: Option<Vec<LeafPort>>,
-    /// Who holds addresses.
+    /// The holders of addresses.
     pub leases: Vec<Lease>,
 }
 
@@ -308,7 +308,7 @@ pub struct Refused {
     pub taken: Vec<Obstacle>,
 }
 
-/// What keeps a plan from being written, or is wrong with a rail.
+/// The obstacle to a plan, or the fault of a rail.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Obstacle {
@@ -317,7 +317,7 @@ pub struct Obstacle {
 }
 
 impl Refused {
-    /// What a command that failed has printed. One that was killed has printed nothing.
+    /// Reads the output of a command that failed. One that was killed has printed nothing.
     pub fn of(said: &ProgramOutput) -> Refused {
         #[derive(Deserialize)]
         struct Answer {

@@ -1,4 +1,4 @@
-//! Which revision of the plugins, of node.json and of the plan a node has, as labels: a rollout is
+//! The revisions of the plugins, of node.json and of the plan on a node, as labels: a rollout is
 //! seen by `kubectl get nodes -L`.
 
 use std::collections::BTreeMap;
@@ -14,10 +14,10 @@ const PLAN: &str = "rail-cni/plan";
 /// The digits of a hash in a label.
 const DIGITS: usize = 10;
 
-/// What is known. What is not known stays as the label has it.
+/// The known revisions. An unknown one stays as the label has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Revision {
-    /// What the installed rail-cni says of itself.
+    /// The version of the installed rail-cni, by its own word.
     pub version: Option<String>,
     /// The hash of node.json.
     pub node_json: Option<String>,

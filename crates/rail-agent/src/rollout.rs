@@ -72,7 +72,7 @@ fn place(name: &str) -> u64 {
     u64::from_str_radix(&hash(&[name])[..8], 16).unwrap_or_default() % 100 + 1
 }
 
-/// Which prefix of this node a plan, as CSV, gives to another one.
+/// The prefix of this node that a plan, as CSV, gives to another one.
 pub fn taken(csv: &str, name: &str, show: &Show) -> Option<String> {
     let mut rows = csv.lines().map(|row| row.split(',').collect::<Vec<_>>());
     let columns = rows.next()?;

@@ -51,7 +51,7 @@ mod tests {
             all.iter().all(|one| (0.899..=1.101).contains(one)),
             "{all:?}"
         );
-        // That no one of 1000 is in a tenth of the range happens once in 10^45 runs.
+        // A tenth of the range without any of the 1000 happens once in 10^45 runs.
         for tenth in 0..10 {
             let from = 0.9 + 0.02 * f64::from(tenth);
             assert!(

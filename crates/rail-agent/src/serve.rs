@@ -33,7 +33,7 @@ const CONNECTIONS: usize = 64;
 const LONGEST: Duration = Duration::from_secs(10);
 /// The most bytes of a request.
 const REQUEST: usize = 8 << 10;
-/// How often an address is asked for that another program has.
+/// Interval of the tries to bind an address that another program has.
 const AGAIN: Duration = Duration::from_secs(10);
 
 /// The metrics, which tasks share.
@@ -47,16 +47,17 @@ impl Shared {
     }
 }
 
-/// Who gets an answer.
+/// The clients that get an answer.
 #[derive(Clone, Debug)]
 enum Access {
     /// Every process of this node.
     Loopback,
-    /// Who has the token, by TLS. The files are a mounted Secret, which may be renewed at any time.
+    /// Clients with the token, by TLS. The files are a mounted Secret, which may be renewed at any
+    /// time.
     Secret(PathBuf),
 }
 
-/// What a Secret has, as it is now.
+/// The present content of a Secret.
 struct Secret {
     tls: TlsAcceptor,
     token: String,
@@ -160,7 +161,7 @@ async fn http(stream: impl AsyncRead + AsyncWrite + Unpin, token: Option<&str>, 
         async move { Ok::<_, Infallible>(response) }
     });
     let mut server = http1::Builder::new();
-    // Who is answered has to connect again.
+    // A client has to connect again after its answer.
     server.keep_alive(false).max_buf_size(REQUEST);
     let _ = server.serve_connection(TokioIo::new(stream), service).await;
 }

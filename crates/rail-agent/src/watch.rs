@@ -1,4 +1,5 @@
-//! What the cluster says: objects that are listed and then watched, for as long as the agent runs.
+//! The state of the cluster: objects that are listed and then watched, for as long as the agent
+//! runs.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -19,7 +20,7 @@ use crate::runtime::jittered;
 use crate::serve::Shared;
 use crate::text::log;
 
-/// What is known of a kind of objects.
+/// The known objects of a kind.
 #[derive(Clone, Debug)]
 pub enum Seen<V> {
     /// The API server has not answered yet.
@@ -30,7 +31,7 @@ pub enum Seen<V> {
     NoSuchKind,
     /// Their text is longer than [`LARGEST`]: none of them is kept.
     TooLarge,
-    /// What is kept of each, by namespace and name.
+    /// The kept part of each, by namespace and name.
     All(BTreeMap<(String, String), V>),
 }
 
@@ -43,7 +44,7 @@ impl<V> Seen<V> {
         }
     }
 
-    /// What is kept of the one object that is watched, if it exists.
+    /// The kept part of the one object that is watched, if it exists.
     pub fn only(&self) -> Option<&V> {
         match self {
             Seen::All(all) => all.values().next(),
@@ -148,7 +149,7 @@ fn manifest(pool: DynamicObject) -> Arc<str> {
     item.to_string().into()
 }
 
-/// What is kept of an object, and how long that is.
+/// The part of an object that is kept, and its size.
 struct Keep<K, V> {
     of: fn(K) -> V,
     size: fn(&V) -> usize,
@@ -276,12 +277,12 @@ impl<V> Set<V> {
     }
 }
 
-/// What an event changed.
+/// The change by an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
-    /// Nothing, or what is known is not complete.
+    /// No change, or the knowledge is not complete.
     None,
-    /// What is known, and it is complete.
+    /// A change, and the knowledge is complete.
     Complete,
     /// There is more than may be kept, so nothing is.
     TooLarge,
@@ -462,7 +463,7 @@ mod tests {
         objects.apply(Event::Init);
         assert_eq!(objects.apply(Event::InitApply(of("a", 900))), Change::None);
         assert_eq!(objects.apply(Event::InitDone), Change::Complete);
-        // One that is replaced or removed has no size any more.
+        // A replaced or removed object has no size any more.
         for _ in 0..9 {
             assert_eq!(objects.apply(Event::Apply(of("a", 1000))), Change::Complete);
             assert_eq!(objects.apply(Event::Apply(of("b", 500))), Change::Complete);

@@ -74,9 +74,9 @@ pub struct Finding {
     pub place: String,
     /// The thing, such as a rail or a network; empty where the text is about none.
     pub subject: String,
-    /// What was found.
+    /// The finding.
     pub text: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: Option<String>,
 }
 
@@ -144,7 +144,7 @@ pub fn line(text: &str) -> String {
     indented_line(text, INDENT)
 }
 
-/// The same with another indent of the lines behind the first.
+/// Like [`line()`], with another indent of the lines behind the first.
 pub fn indented_line(text: &str, indent: &str) -> String {
     wrapped(text, indent, width_of(io::stdout()))
 }

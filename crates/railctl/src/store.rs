@@ -180,7 +180,7 @@ fn sync(root: &Dir) -> Result<()> {
     root.sync()
 }
 
-/// How a node gets its new directory.
+/// The step of a node's new directory.
 #[derive(Debug)]
 enum Step {
     /// The node had no directory.

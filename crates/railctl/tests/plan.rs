@@ -62,7 +62,7 @@ impl Place {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// What it says when it fails with this exit status.
+    /// The messages of a call that fails with this exit status.
     #[track_caller]
     fn fails(&self, status: i32, args: &[&str]) -> String {
         let output = self.run("store", args);
@@ -226,7 +226,7 @@ fn hosts_tell_the_plan_that_they_were_given() {
     );
 }
 
-/// What is written for Kubernetes is what `railctl lint` finds nothing wrong with.
+/// The output for Kubernetes is free of findings by `railctl lint`.
 #[test]
 fn networks_of_a_plan_are_clean() {
     let place = Place::new();
@@ -252,7 +252,7 @@ fn networks_of_a_plan_are_clean() {
     }
 }
 
-/// The same input gives the same bytes: who keeps the output in git sees only what changed.
+/// Equal input gives equal bytes: with the output in git, only changes are seen.
 #[test]
 fn every_target_is_the_same_each_time() {
     let place = Place::new();
@@ -434,7 +434,7 @@ fn a_topology_in_another_order_is_caught() {
 #[test]
 fn a_store_that_the_plan_does_not_know_whole_is_told() {
     let place = Place::new();
-    // The same addresses under other names would be given twice.
+    // Equal addresses under other names would be given twice.
     place.ok(
         "store",
         &["plan", FABRIC, "--to", "store", "--pool-name", "old-{rail}"],
@@ -812,7 +812,7 @@ fn a_program_is_told_in_one_word_why_a_plan_is_refused() {
             "{invalid}"
         );
     }
-    // What is written has its warnings beside it.
+    // The output has its warnings beside it.
     let other = place.write(
         "other.json",
         &fs::read_to_string(&second)
@@ -853,7 +853,7 @@ fn files_of_an_earlier_plan_are_told_and_go_when_they_are_pruned() {
     );
     let (shown, _) = put(FABRIC, &[]);
     assert!(shown.ends_with("64 new\n"), "{shown}");
-    // What is as it was is a number.
+    // Files without a change are counted.
     assert_eq!(put(FABRIC, &[]), ("64 same\n".to_owned(), String::new()));
     place.write("hosts/notes.txt", "x");
     place.write("hosts/.hidden.yaml", "x");
@@ -887,7 +887,7 @@ fn files_of_an_earlier_plan_are_told_and_go_when_they_are_pruned() {
     assert_eq!(put(&spare, &["--prune"]).0, "64 same\n");
     assert!(Path::new(&foreign).exists() && place.path("hosts/notes.txt").exists());
 
-    // What somebody changed since is his.
+    // A file that somebody changed since stays.
     fs::remove_file(&foreign).unwrap();
     let less = example(FABRIC).replace("nodeName: worker-gpu-{node}", "nodeName: w{node}");
     let less = place.write("less.yaml", &less);
@@ -900,7 +900,7 @@ fn files_of_an_earlier_plan_are_told_and_go_when_they_are_pruned() {
     fs::remove_file(&kept).unwrap();
     assert_eq!(put(&less, &[]), ("64 same\n".to_owned(), String::new()));
 
-    // Nobody's list leads out of the folder, or over a link.
+    // A list of others leads neither out of the folder nor over a link.
     let victim = place.write("victim.yaml", "x\n");
     let list = place.path("hosts/.rail-ipam-plan");
     let text = fs::read_to_string(&list).unwrap();
@@ -1070,7 +1070,7 @@ fn networks_of_manifests_without_annotations_have_their_rail() {
     assert!(said.contains("rail-7 is rail 7"), "{said}");
 }
 
-/// Who is called otherwise than in the plan sees who there is.
+/// A node with another name than in the plan sees the names of the plan.
 #[test]
 fn an_unknown_node_sees_the_names_that_there_are() {
     let place = Place::new();
@@ -1241,7 +1241,7 @@ impl Broken {
         );
     }
 
-    /// What is meant as it is can be had.
+    /// A construct that is meant can be allowed.
     #[track_caller]
     fn is_allowed_by(&self, kind: &str) {
         let output = self.run(&["--allow", kind]);
@@ -1422,7 +1422,7 @@ fn no_plan_takes_services_and_pods_of_the_cluster_away() {
     let fabric =
         "fabric: spectrum-x\ntiers: 3\nrails: 2\nsus: 1\nhostsPerSU: 1\nnodeName: w{host}\n";
     let file = place.write("fabric.yaml", fabric);
-    // Nobody names the cluster's: a warning, and with --strict an error.
+    // Without the cluster's networks there is a warning, and with --strict an error.
     let output = place.run("store", &["plan", &file]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");
@@ -1473,7 +1473,7 @@ fn no_plan_takes_services_and_pods_of_the_cluster_away() {
         "{said}"
     );
     assert!(!place.path("store").exists());
-    // What it says to do ends it; and it can be meant.
+    // Its remedy ends the warning; and it can be allowed.
     let other = place.write(
         "other.yaml",
         &format!("{fabric}firstOctet: 11\nclusterNetworks: [10.96.0.0/12]\n"),
@@ -1497,7 +1497,7 @@ fn no_plan_takes_services_and_pods_of_the_cluster_away() {
     }
 }
 
-/// What the store would warn of is an error before it is written.
+/// A warning of the store is an error before it is written.
 #[test]
 fn with_strict_every_warning_is_an_error() {
     let place = Place::new();
@@ -1562,7 +1562,7 @@ fn the_mtu_of_a_topology_reaches_hosts_and_networks() {
     );
 }
 
-/// What a target cannot express is refused with the reason, and nothing is written.
+/// A target refuses whatever it cannot express, with the reason, and writes nothing.
 #[test]
 fn each_target_says_all_of_an_unnumbered_fabric_or_refuses_it() {
     let place = Place::new();

@@ -15,7 +15,7 @@ use crate::device::Device;
 use crate::sysfs::Function;
 use crate::{fail, watchdog};
 
-/// Which part of the call's time the driver has for netdev and RDMA device.
+/// The driver's share of the call's time, for netdev and RDMA device.
 const PART: u32 = 12;
 const PAUSE: Duration = Duration::from_millis(10);
 

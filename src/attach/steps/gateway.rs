@@ -21,7 +21,7 @@ use crate::{fail, failure};
 use rail_netlink::link::{self, Link};
 use rail_netlink::neighbour::{self, State};
 
-/// How long other gateways have for an answer when the rail's own one is silent.
+/// Time for an answer of other gateways when the rail's own one is silent.
 const PATIENCE_WITH_OTHERS: Duration = Duration::from_millis(300);
 /// Refuses a probe through a device without a netdev.
 pub fn refuse_userspace(conf: &NetConf, device: &Device) -> Result<()> {
@@ -41,9 +41,9 @@ pub fn refuse_userspace(conf: &NetConf, device: &Device) -> Result<()> {
 /// The gateways that ADD asks, and CHECK asks again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Gateways {
-    /// Those that must answer.
+    /// The gateways that must answer.
     pub gateways: Vec<IpAddr>,
-    /// How long they have for that, all together.
+    /// Time for all of their answers together.
     pub timeout: Duration,
 }
 
@@ -185,9 +185,9 @@ fn with_port(gateway: IpAddr, node: &Node, addresses: &[IpNet]) -> String {
         .map_or_else(|| gateway.to_string(), |port| format!("{gateway} ({port})"))
 }
 
-/// Which of this node's other gateways is at the end of the cable, with its pool and the node's
-/// prefix there: two cables may be swapped. This only completes an error message, so failures here
-/// are ignored.
+/// Finds this node's other gateway at the end of the cable, with its pool and the node's prefix
+/// there: two cables may be swapped. This only completes an error message, so failures here are
+/// ignored.
 fn who_answers(
     pod: &mut Pod,
     link: &Link,

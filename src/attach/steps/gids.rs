@@ -22,7 +22,7 @@ use crate::{fail, watchdog};
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Gids {
-    /// Where the RDMA device has the GIDs of the addresses.
+    /// The indexes that the RDMA device has for the GIDs of the addresses.
     pub found: Vec<Gid>,
 }
 
@@ -75,7 +75,7 @@ impl Gids {
     /// `start`, when the link came up. An error names the addresses that have none, or says that
     /// the RDMA device went away meanwhile.
     fn await_all(&mut self, probe: Probe, start: Instant, cx: &Cx<'_>) -> Result<()> {
-        // Nothing but RoCE has GIDs of addresses.
+        // Only RoCE has GIDs of addresses.
         if cx.facts.roce_devices == 0 {
             return Ok(());
         }

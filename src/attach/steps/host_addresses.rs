@@ -28,14 +28,14 @@ use rail_netlink::{Socket, rule};
 const OF_THE_KERNEL: [u32; 2] = [253, 255];
 /// A prefix up to this length is a default route: two routes of length 1 are one as well.
 const DEFAULT_LEN: u8 = 1;
-/// What the host had on the device.
+/// The host's addresses, routes and neighbours on the device.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HostAddresses {
     addresses: Vec<Saved>,
     routes: Vec<Saved>,
     neighbours: Vec<Saved>,
-    /// When this was saved, in milliseconds since boot: lifetimes count from then on.
+    /// Time of the copy, in milliseconds since boot: lifetimes count from then on.
     at: u64,
 }
 
@@ -48,8 +48,8 @@ impl Step for HostAddresses {
         UndoneAt::Device
     }
 
-    /// What the host has on the device. Empty where an earlier attachment has not given the host
-    /// its addresses back: those of its record are inherited.
+    /// Reads the host's addresses on the device. Empty where an earlier attachment has not given
+    /// the host its addresses back: those of its record are inherited.
     fn plan(asked: &Asked<'_>, cx: &mut Cx<'_>) -> Result<Option<HostAddresses>> {
         if !asked.conf.is_of_host {
             return Ok(None);
@@ -196,8 +196,8 @@ impl HostAddresses {
             .any(|one| one.is_dynamic() && !is_link_local(one))
     }
 
-    /// What an IPAM plugin would answer: the addresses with their gateways, and the routes of all
-    /// tables, of which the rail makes its own.
+    /// The equivalent of an IPAM plugin's answer: the addresses with their gateways, and the routes
+    /// of all tables, of which the rail makes its own.
     pub fn lease(&self) -> AddResult {
         let mut routes: Vec<(u32, Route)> = Vec::new();
         // A router on the rail gives the host a default route, and no pod.
@@ -206,7 +206,7 @@ impl HostAddresses {
         for one in self.routes.iter().filter(is_for_pods) {
             routes.extend(one.route().map(|route| (one.metric(), route)));
         }
-        // Where two lead to one destination, the host uses the first.
+        // Of two routes to one destination, the host uses the first.
         routes.sort_by_key(|(metric, _)| *metric);
         let nets: Vec<IpNet> = self.of_rail().collect();
         let mut leased = AddResult::default();

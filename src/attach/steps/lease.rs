@@ -15,7 +15,7 @@ use crate::cni::{Args, Command, plugin_path};
 use crate::netns::Life;
 use crate::node::Node;
 
-/// Everything an IPAM plugin needs for a DEL.
+/// The input of an IPAM plugin's DEL.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct IpamLease {
     /// `ipam.type`.

@@ -64,7 +64,8 @@ fn end_use(cx: &mut Cx<'_>) -> Result<()> {
     all_of([down, removed.or_else(|error| end_with_driver(error, cx))])
 }
 
-/// What is left on the netdev, wherever it hides, ends with it: the driver is bound again.
+/// Binds the driver again, which ends all links that are still on the netdev, in whatever
+/// namespace.
 fn end_with_driver(left: anyhow::Error, cx: &mut Cx<'_>) -> Result<()> {
     let Some(bound) = bind::alone(cx) else {
         return Err(left);

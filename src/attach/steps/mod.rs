@@ -45,7 +45,7 @@ pub trait Kind: Step + Sized {
     /// The step, if `change` is one of this type.
     fn of(change: &Change) -> Option<&Self>;
 
-    /// The same, to be changed.
+    /// Like [`Kind::of`], to change the step.
     fn of_mut(change: &mut Change) -> Option<&mut Self>;
 }
 
@@ -68,14 +68,14 @@ macro_rules! steps {
                 match self { $(Change::$kind { .. } => $name,)* }
             }
 
-            /// What the step does.
+            /// The step behind the variant.
             pub fn step(&self) -> &dyn Step {
                 match self {
                     $(Change::$kind $((step @ $data { .. }))? => data!(& $kind $(step $data)?),)*
                 }
             }
 
-            /// The same, to be made.
+            /// Like [`Change::step`], to make the step.
             pub fn step_mut(&mut self) -> &mut dyn Step {
                 match self {
                     $(Change::$kind $((step @ $data { .. }))? => data!(mut $kind $(step $data)?),)*

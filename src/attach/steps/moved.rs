@@ -142,7 +142,7 @@ fn refuse_shared(cx: &mut Cx<'_>) -> Result<()> {
     }
 }
 
-/// Which of the device's altnames are in use in the pod. The kernel refuses the move for each.
+/// The device's altnames that are in use in the pod. The kernel refuses the move for each.
 fn clashing(pod: &mut Socket, device: &Link, name: &str) -> Result<Vec<String>> {
     let mut taken = Vec::new();
     for altname in &device.altnames {
@@ -209,7 +209,7 @@ fn move_home(link: &Link, cx: &mut Cx<'_>) -> Result<()> {
     // Two of them clash unseen.
     link::remove_unreadable(pod, link).unwrap_or_else(|error| log::warn!("{error:#}"));
     for altname in taken {
-        // If it stays, the move fails, and is tried again below.
+        // With an altname that stays, the move fails and is tried again below.
         link::remove_altname(pod, link, &altname).unwrap_or_else(|error| log::warn!("{error:#}"));
     }
     let moved = link::move_to(

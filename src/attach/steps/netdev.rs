@@ -16,7 +16,7 @@ use rail_netlink::link::{self, Link, parse_mac};
 
 use super::links;
 
-/// What a netdev had on the host, beside what [`crate::device::Original`] has of it.
+/// The netdev's state on the host, beside [`crate::device::Original`].
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Netdev {
@@ -93,7 +93,7 @@ impl Netdev {
         // before anything sets the link up: with those of a new netdev, a router could give the
         // host a default route at once.
         done.push(self.restore_sysctls(link, host));
-        // That of an InfiniBand netdev comes from the hardware.
+        // The MAC of an InfiniBand netdev comes from the hardware.
         if link.mac != original.mac && !link.is_infiniband() {
             if let Some(mac) = parse_mac(&original.mac) {
                 done.push(set_mac(host, link, &mac));

@@ -29,14 +29,14 @@ use rail_netlink::{Error, Socket, address, route, rule};
 /// The metric of rail 0's routes in the main table, and the priority of its rule; those of other
 /// rails count likewise.
 const FIRST_METRIC: u32 = 1000;
-/// How far behind the first table networks without `rail` look for a free one: behind all rails and
-/// the kernel's tables.
+/// Distance from the first table at which networks without `rail` look for a free one: behind all
+/// rails and the kernel's tables.
 const FIRST_FREE: u32 = 900;
 /// Most addresses and routes of a rail. Every call reads the records of all pods: a tenant's must
 /// not be megabytes.
 const MAX_ROUTES: usize = 1000;
 
-/// What the rail has in the pod: CHECK compares with it, DEL undoes it.
+/// The rail's state in the pod: CHECK compares with it, DEL undoes it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Rail {
@@ -63,7 +63,7 @@ impl Step for Rail {
         Phase::AfterLease
     }
 
-    /// What the rail is to have in the pod, compared with what the pod has.
+    /// Plans the rail's state in the pod, and compares it with the pod.
     fn plan(asked: &Asked<'_>, cx: &mut Cx<'_>) -> Result<Option<Rail>> {
         if asked.device.original.link.is_none() {
             return Ok(None);
@@ -176,8 +176,8 @@ fn own_slot(
     Ok(Some(slot))
 }
 
-/// What the rail will be in the pod, by the configuration and the IPAM's result. `own_slot` is that
-/// of a rail that has its own.
+/// Plans the rail's state in the pod, by the configuration and the IPAM's result. `own_slot` is the
+/// slot of a rail that has its own.
 pub fn plan(
     conf: &NetConf,
     leased: &AddResult,
@@ -296,8 +296,8 @@ fn routes_for(
         return Ok(Vec::new());
     }
     let route = resolve(wanted, leased)?;
-    // The same in both tables: where a destination has two routes, their order must not depend on
-    // the sender.
+    // Both tables have equal metrics: where a destination has two routes, their order must not
+    // depend on the sender.
     let with_metric = Route {
         metric: if route.metric == 0 {
             metric

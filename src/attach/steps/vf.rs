@@ -1,4 +1,5 @@
-//! What a PF sets for its VF: asked for by the network, put on record before, restored afterwards.
+//! The settings of a VF by its PF: asked for by the network, put on record before, restored
+//! afterwards.
 
 use anyhow::Result;
 use nix::errno::Errno;
@@ -68,7 +69,7 @@ impl Step for Vf {
     }
 }
 
-/// What the PF sets of the VF, and reported before; the PF is asked once in an ADD.
+/// The settings of the VF, and the PF's report before; the PF is asked once in an ADD.
 pub fn settings(asked: &Asked<'_>, cx: &mut Cx<'_>) -> Result<Option<VfSettings>> {
     if let Some(settings) = asked.vf.get() {
         return Ok(settings.clone());
@@ -77,8 +78,8 @@ pub fn settings(asked: &Asked<'_>, cx: &mut Cx<'_>) -> Result<Option<VfSettings>
     Ok(asked.vf.get_or_init(|| settings).clone())
 }
 
-/// What must be set for `device`, and what its PF reports now; refused where no PF can set it.
-/// `previous` is what an earlier attachment could not restore: it has the original settings.
+/// Reads the settings that `device` needs and the PF's present report; refuses them where no PF can
+/// set them. `previous` has the original settings that an earlier attachment could not restore.
 fn read_settings(
     conf: &NetConf,
     device: &Device,
@@ -96,7 +97,7 @@ fn read_settings(
         return Ok(None);
     };
     let mut wanted = wanted(conf);
-    // One that the netdev has already needs no word of the PF, unless it is an earlier pod's.
+    // A MAC that the netdev has already needs no request to the PF, unless it is an earlier pod's.
     let has = device
         .original
         .link
@@ -158,7 +159,7 @@ fn read_settings(
     }))
 }
 
-/// What a network sets of its VF.
+/// The settings that a network asks for its VF.
 pub fn wanted(conf: &NetConf) -> VfState {
     VfState {
         mac: conf.mac.as_deref().map(format_mac),
@@ -166,7 +167,7 @@ pub fn wanted(conf: &NetConf) -> VfState {
     }
 }
 
-/// What the PF reports of the VF before anything is set.
+/// Reads the PF's report of the VF before anything is set.
 fn now(
     conf: &NetConf,
     link: &Link,
@@ -174,7 +175,7 @@ fn now(
     number: u32,
     cx: &mut Cx<'_>,
 ) -> Result<Option<VfState>> {
-    // If nothing is to be set, it need not be known.
+    // Without anything to set, the report may be missing.
     let report = match conf.vf_keys.first() {
         Some(key) => pf::report(link, pf, number, cx.node, &mut cx.host)
             .map_err(|error| error.context(*key))?,
@@ -305,7 +306,7 @@ impl Vf {
         guid::take(wanted.port_guid, cx)
     }
 
-    /// What CHECK finds: settings that differ from what ADD made.
+    /// Compares the settings with ADD's, for CHECK.
     fn differences(&self, cx: &mut Cx<'_>) -> Result<Vec<String>> {
         let settings = &self.0;
         let host = &mut cx.host;
@@ -374,8 +375,8 @@ fn set_back(settings: &VfSettings, cx: &mut Cx<'_>) -> Result<()> {
     done
 }
 
-/// Which settings the pod's network made. Of a rebuilt record that is not known: all that were
-/// known before may be.
+/// The settings that the pod's network made. A rebuilt record does not tell them: there, every
+/// setting that was known before may be one.
 fn set_by_pod(settings: &VfSettings) -> &VfState {
     if settings.wanted == VfState::default() {
         &settings.before
@@ -384,8 +385,8 @@ fn set_by_pod(settings: &VfSettings) -> &VfState {
     }
 }
 
-/// Which settings that keep tenants apart the VF still has of a pod that is gone, with the
-/// command that restores each. What the next network sets itself (`next`) is not one of them.
+/// The settings that keep tenants apart and that the VF still has from a pod that is gone, with the
+/// command that restores each. Settings that the next network makes itself (`next`) are left out.
 pub fn isolation_left(
     settings: &VfSettings,
     next: &VfState,

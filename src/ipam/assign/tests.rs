@@ -309,7 +309,7 @@ fn without_the_name_of_the_network_all_of_the_attachment_is_given_back() {
     assert!(!release(&bench.node, "", &attachment("c1")).unwrap());
     assert!(bench.files("p").is_empty() && bench.files("one").is_empty());
     let [left] = bench.files("two").try_into().unwrap();
-    // Whose it is stands in the file alone.
+    // The owner stands in the file alone.
     std::fs::write(&left, "").unwrap();
     assert!(!release(&bench.node, "", &attachment("c2")).unwrap());
     assert!(left.exists() && release(&bench.node, "net", &attachment("c2")).unwrap());

@@ -149,7 +149,7 @@ fn a_fault_makes_no_second_one() {
     for part in ["worker-gpu-62", "172.16.1.60/31", "staticAllocations[0]"] {
         assert!(faults[0].contains(part), "{part}: {faults:?}");
     }
-    // What the node of a bad row had before is not compared with gatewayIndex.
+    // The former prefix of a node with a bad row is not compared with gatewayIndex.
     let bad = with(|v| v["staticAllocations"][0]["prefix"] = json!("172.16.1.61/31"));
     let status = json!([{"nodeName": "worker-gpu-62", "prefix": "172.16.1.60/31", "gateway": "172.16.1.61"}]);
     assert_eq!(told(bad, status).len(), 1);
@@ -245,7 +245,7 @@ fn a_plan_has_the_allocations_that_are_wanted_and_the_faults_of_all_rows() {
     }
 }
 
-/// How a running cluster is taken over.
+/// The takeover of a running cluster.
 #[test]
 fn what_nv_ipam_chose_by_itself_is_taken_from_the_status() {
     let spec = with(|v| v["gatewayIndex"] = json!(1));

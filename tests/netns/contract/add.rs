@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use super::{Bench, config, for_both};
 use crate::harness::{Host, rail, with};
 
-/// What of a namespace must not change by itself: links, addresses, routes, rules; without what
-/// IPv6 does alone.
+/// The state of a namespace that must not change by itself: links, addresses, routes, rules;
+/// without the kernel's own of IPv6.
 fn state(host: &Host, netns: Option<&Path>) -> Value {
     let see = |args: &str| host.json(netns, args);
     let links = see("addr show");
@@ -112,7 +112,7 @@ fn a_second_add_of_the_same_is_an_error_and_the_first_lives_on() {
         assert_eq!(second.status, 1, "{second:?}");
         assert_eq!(state(&bench.host, Some(&bench.pod)), pod);
         bench.call("CHECK").run(&config).ok();
-        // The same key with another device is no way round.
+        // An equal key with another device is no way round.
         bench.host.add_rail(1);
         if bench.program == "rail-cni" {
             bench.call("ADD").run(&rail(1)).error(7);
@@ -218,7 +218,7 @@ fn a_failed_add_leaves_the_other_rails_of_the_pod() {
     bench.host.add_rail(1);
     let first = bench.added(&config());
     let pod = state(&bench.host, Some(&bench.pod));
-    // The same rail twice, without tables of their own: their routes clash.
+    // One rail twice, without tables of their own: their routes clash.
     let clash = with(
         rail(1),
         json!({"rail": 0, "routes": [{"dst": "172.16.0.0/15"}], "routing": "destination-based"}),

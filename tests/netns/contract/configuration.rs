@@ -59,7 +59,7 @@ fn a_network_has_a_name_that_is_an_identifier() {
                     "a name of a network that is not valid",
                     error["msg"].as_str().unwrap(),
                 );
-                // What could control a terminal is written out.
+                // Characters that could control a terminal are written out.
                 assert_eq!(error["details"], bad.replace('\0', "\\u{0}"));
             }
         }
@@ -235,7 +235,7 @@ fn keys_in_another_letter_case_mean_the_same() {
     });
 }
 
-/// Which one was meant nobody can say. DEL has to do something, and does what Go's plugins do.
+/// The meant one is unknown. DEL has to do something, and does what Go's plugins do.
 #[test]
 fn a_key_that_stands_twice_is_refused_and_del_takes_the_last() {
     for_both("configuration::twice", |bench| {

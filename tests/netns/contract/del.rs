@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use super::{Bench, config, for_both};
 use crate::harness::{rail, with};
 
-/// What it is called, and how it comes about.
+/// The name of a state, and its cause.
 type State<'a> = (&'a str, &'a dyn Fn(&Bench));
-/// What it is called, and what it makes of a text.
+/// The name of a change, and its effect on a text.
 type Change<'a> = (&'a str, &'a dyn Fn(&str) -> Option<String>);
 
 /// `link`, `mtu` and so on as they were: what DEL must reach, in any state of the pod's side.

@@ -311,7 +311,7 @@ fn the_ipam_is_searched_in_cni_path_alone() {
     assert_eq!(result["ips"][0]["address"], "10.0.0.2/24");
 }
 
-/// One that makes interfaces would change the pod, or ask for an address itself, by asking us.
+/// A plugin that makes interfaces would change the pod, or ask for an address itself, by asking us.
 #[test]
 fn a_plugin_that_gives_no_addresses_is_no_ipam() {
     let Some(bench) = Bench::cni("delegation::main") else {
@@ -353,7 +353,7 @@ fn a_plugin_that_gives_no_addresses_is_no_ipam() {
     }
 }
 
-/// Whatever it is called, and whoever is in between: what it waits for is what its caller holds.
+/// With any name, and any program in between: the awaited lock is the caller's.
 #[test]
 fn no_call_waits_for_a_lock_that_its_own_caller_holds() {
     let Some(bench) = Bench::cni("delegation::itself") else {
@@ -401,7 +401,7 @@ fn an_ipam_that_cannot_be_run_is_an_error_before_anything_moved() {
     fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
     fs::write(&file, "#!/nonexistent/shell\n").unwrap();
     assert_eq!(bench.call("ADD").run(&stand_in()).status, 1);
-    // What is left to do is done by the next call.
+    // The next call does the rest.
     bench.host.add_plugin("stand-in", RECORDER);
     bench.call("DEL").run(&stand_in()).ok();
     assert_eq!(bench.host.snapshot(), before);
@@ -417,7 +417,7 @@ fn an_ipam_without_gc_and_status_is_no_hindrance() {
     bench.host.add_plugin("stand-in", RECORDER);
     bench.call("GC").run(&stand_in()).ok();
     bench.call("STATUS").run(&stand_in()).ok();
-    // One that rejects the verb is reported, with its code.
+    // A plugin that rejects the verb is reported, with its code.
     bench.host.add_plugin(
         "stand-in",
         r#"echo "{\"code\": 4, \"msg\": \"unknown CNI_COMMAND: $CNI_COMMAND\"}"; exit 1"#,

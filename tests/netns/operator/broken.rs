@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{kept_away, run, two_rails};
 use crate::harness::{Host, Ran, pf_address, rail, vf_address, with};
 
-/// What doctor says fails, as `CHECK: TEXT -> REMEDY`.
+/// The failures that doctor reports, as `CHECK: TEXT -> REMEDY`.
 fn faults(host: &Host) -> Vec<String> {
     let json = run(host, &["doctor", "--output", "json"]).json();
     let all = json["checks"]
@@ -47,7 +47,7 @@ fn says(host: &Host, case: &str, checks: &[&str]) {
     );
 }
 
-/// What ADD says of rail `number` has these facts, and the wording of the golden file.
+/// ADD's error for rail `number` has these facts, and the wording of the golden file.
 #[track_caller]
 fn is_refused(host: &Host, number: u8, case: &str, facts: &str) {
     let refusal = refusal(host, number);
@@ -125,7 +125,7 @@ fn is_mended(host: &Host) {
     }
 }
 
-/// What ADD says, without the folder of the test.
+/// ADD's error, without the folder of the test.
 #[track_caller]
 fn refusal(host: &Host, number: u8) -> String {
     let pod = host.add_netns(&format!("refused{number}"));
@@ -171,7 +171,7 @@ fn another_order_of_the_hardware_is_no_fault() {
     assert_eq!(faults(&host), [] as [&str; 0]);
     let told = refusal(&host, 0);
     assert!(told.contains("0000:02:00.0 for rail 0"), "{told}");
-    // What the kubelet was told by the device plugin goes before it, too.
+    // The device plugin's report to the kubelet takes precedence, too.
     host.set_node(json!({ "rails": rails }));
     let doctor = |devices: [String; 2]| {
         let data = json!({"Data": {"RegisteredDevices": {"nvidia.com/rail-0": [devices[0]], "nvidia.com/rail-1": [devices[1]]}}});

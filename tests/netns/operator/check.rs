@@ -34,7 +34,7 @@ fn attached(test: &str) -> Option<(Host, PathBuf)> {
     Some((host, pod))
 }
 
-/// What differs, as `INTERFACE: DIFFERENCE`.
+/// The differences, as `INTERFACE: DIFFERENCE`.
 fn differences(host: &Host) -> Vec<String> {
     let ran = run(host, &["check", "--output", "json"]);
     assert_eq!(ran.stderr, "");
@@ -54,7 +54,7 @@ fn differences(host: &Host) -> Vec<String> {
     all
 }
 
-/// What could be seen of a change in the pod; a link that is just coming up changes its own IPv6 by
+/// The visible part of a change in the pod; a link that is just coming up changes its own IPv6 by
 /// itself.
 fn state_of(host: &Host, pod: &Path) -> String {
     let neighbours = host.ip_in(pod, "-4 neigh show nud all");

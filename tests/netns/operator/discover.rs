@@ -54,7 +54,7 @@ fn leaves_of_the_plan_say_which_nic_is_which_rail_and_only_what_is_certain_is_wr
     ];
     let json = |time: &'static str| ["discover", "--timeout", time, "--output", "json"];
     let before = (host.snapshot(), files(&host.path("sys")));
-    // Nobody speaks, and there are no GPUs.
+    // Without announcements, and without GPUs.
     let ran = railctl(&host, &json("1"), &[]);
     assert_eq!(
         (ran.status, rails(&ran.json())),
@@ -100,7 +100,7 @@ fn leaves_of_the_plan_say_which_nic_is_which_rail_and_only_what_is_certain_is_wr
     let expected =
         json!({"rails": [{"rail": 0, "pf": pf_address(0)}, {"rail": 1, "pf": pf_address(1)}]});
     assert_eq!(written, expected);
-    // Whose announcement is the leaf's, is not certain.
+    // With two announcements, the leaf's is not certain.
     let two = [&right[..], &[("pf0", leaf("leaf-r2", "swp1"))]].concat();
     let ran = railctl(&host, &json("2"), &two);
     assert!(

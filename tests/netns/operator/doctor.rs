@@ -59,7 +59,7 @@ fn finds(host: &Host, check: &str, verdict: &str, facts: &str) {
     );
 }
 
-/// Nothing is wrong with the rails of the host: what differs from a real node is the fixture's.
+/// The host's rails are without a fault: other findings are the fixture's.
 #[track_caller]
 fn is_well(host: &Host) {
     let json = doctor(host);
@@ -642,7 +642,7 @@ fn what_changes_addresses_of_the_host_that_go_into_pods() {
     assert!(has_lines("true", "host-use")[0].1.contains("default route"));
 }
 
-/// What kubelet, flannel and the first network have on file, and the node's own routes.
+/// The files of kubelet, flannel and the first network, and the node's own routes.
 #[test]
 fn routes_that_take_what_pods_reach_by_eth0() {
     let Some(host) = two_rails("doctor::routes") else {
@@ -698,8 +698,8 @@ fn routes_that_take_what_pods_reach_by_eth0() {
     );
 }
 
-/// Those of the runtime's folder; what Multus has from the API server is known when the first pod
-/// has come.
+/// The networks in the runtime's folder; those that Multus has from the API server are known when
+/// the first pod has come.
 #[test]
 fn networks_that_the_node_knows_are_what_its_pfs_are_measured_by() {
     let Some(host) = two_rails("doctor::networks") else {
@@ -770,7 +770,7 @@ fn a_fault_is_a_warning_while_another_vf_of_the_rail_is_to_be_had() {
     finds(&host, "host-use", "fail", "192.0.2.1/24");
 }
 
-/// One that a dead pod had is neither down nor to be taken up by hand: the next ADD puts it right.
+/// A PF of a dead pod is neither down nor to be taken up by hand: the next ADD puts it right.
 #[test]
 fn a_pf_that_a_dead_pod_left_is_told_once() {
     let Some(host) = two_rails("doctor::dead_pf") else {

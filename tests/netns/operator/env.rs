@@ -454,7 +454,7 @@ fn a_pod_of_a_job_names_the_others() {
         conf.display(),
         file.display()
     );
-    // Nobody says how many there are.
+    // The number of hosts is unknown.
     assert_eq!(run_as("job-1", &both).status, 1);
     assert!(!file.exists() && !conf.exists());
     run_as("job-1", &format!("{both} --hosts 2")).ok();

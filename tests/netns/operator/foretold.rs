@@ -11,14 +11,14 @@ use crate::harness::{Call, Host, Ran, pf_address, rail, vf_address, with};
 
 /// A state of a node in which ADD is refused.
 struct Case {
-    /// What is wrong. What ADD says of it is in the golden file under this name.
+    /// The fault. ADD's error is in the golden file under this name.
     fault: &'static str,
     check: &'static str,
     /// Makes the state; what it returns is kept meanwhile.
     make: fn(&Host) -> Option<Box<dyn Any>>,
-    /// What is attached, if not rail 0.
+    /// The network of the ADD, if not rail 0.
     config: fn() -> Value,
-    /// What is done before the program, in namespaces of its own.
+    /// Commands before the program, in namespaces of its own.
     within: fn(&Host) -> Option<String>,
 }
 

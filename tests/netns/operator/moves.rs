@@ -1,5 +1,4 @@
-//! What `railctl doctor` does to time a move: nothing that the host could see, and nothing that
-//! stays.
+//! The move that `railctl doctor` measures: invisible to the host, and without a trace.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -48,7 +47,7 @@ fn netns(thread: Pid) -> PathBuf {
     fs::read_link(format!("/proc/{thread}/ns/net")).unwrap()
 }
 
-/// What could be left on the host: devices and files. A namespace without a name, a process and a
+/// The possible traces on the host: devices and files. A namespace without a name, a process and a
 /// file ends by itself.
 fn state(host: &Host) -> Value {
     json!({"links": host.snapshot()["links"], "files": super::files(host.dir.path()).len()})

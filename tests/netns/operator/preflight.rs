@@ -302,7 +302,7 @@ fn started(host: &Host) -> (Child, Netns) {
         let netns = Netns::open(Path::new(record["owner"]["netns"]["path"].as_str()?)).unwrap();
         // After the last ADD has ended, it lets itself ping.
         let range = || Ok(fs::read_to_string("/proc/sys/net/ipv4/ping_group_range")?);
-        // What a namespace begins with looks different in a user namespace.
+        // The first value of a namespace differs in a user namespace.
         let ours = nix::unistd::getegid().to_string();
         netns
             .run(range)
@@ -446,8 +446,8 @@ fn two_nodes(host: &Host) -> String {
     plan.display().to_string()
 }
 
-/// Where perftest is a script: a peer that is ready later, one that never is, and the own ends,
-/// which wait for whom they answer.
+/// Perftest is a script here: a peer that is ready later, one that never is, and the own ends,
+/// which wait for the peers that they answer.
 #[test]
 fn bandwidth_is_measured_to_the_nearest_peer_of_the_rail() {
     let Some(host) = two_rails("preflight::bandwidth") else {

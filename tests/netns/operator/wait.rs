@@ -80,7 +80,8 @@ fn it_says_what_is_missing_when_the_time_is_over() {
     let json: Value = serde_json::from_slice(&json.stdout).unwrap();
     assert!(json["ready"] == false && json["node"] == "node-1", "{json}");
 
-    // Whoever writes node.json has not come yet. `doctor` cannot know that rails were meant.
+    // The program that writes node.json has not come yet. `doctor` cannot know that rails were
+    // meant.
     host.set_node(json!({}));
     let over = wait(&host, &["--timeout", "0"]).output().unwrap();
     assert_eq!(over.status.code(), Some(1), "{over:?}");
@@ -111,8 +112,7 @@ fn a_short_time_for_calls_ends_no_wait() {
     );
 }
 
-/// When a node boots, nobody has made VFs yet, and a PF without them is down as long as nobody
-/// needs it.
+/// A booting node has no VFs yet, and a PF without them is down as long as no pod needs it.
 #[test]
 fn vfs_are_waited_for_unless_pods_get_the_pfs() {
     let Some(host) = two_rails("wait::vfs") else {

@@ -1,4 +1,4 @@
-//! Which device is taken, which is refused, and what is told of it.
+//! The choice of a device, its refusal, and the result about it.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -285,7 +285,7 @@ fn a_device_of_another_rail_is_refused() {
     );
 }
 
-/// Who writes networks need not be who runs the node.
+/// The author of networks need not be the owner of the node.
 #[test]
 fn the_policy_of_the_node_narrows_what_networks_may_do() {
     let Some((host, pod)) = host("device::policy") else {
@@ -419,7 +419,7 @@ fn a_device_that_is_attached_is_refused_with_its_holder() {
         );
         refused(&host, &next, &with(no_device(), more), 11, "default/pod");
     }
-    // The same container under another name.
+    // The container is named again, with another interface.
     host.call("ADD", "c1", &pod)
         .ifname("net2")
         .run(&rail(0))
@@ -685,7 +685,7 @@ fn the_device_info_file_is_written_replaced_and_removed() {
         "untouched"
     );
     assert!(fs::symlink_metadata(&file).unwrap().is_file());
-    // Whoever puts a link there meanwhile keeps it.
+    // A link that was put there meanwhile stays.
     fs::remove_file(&file).unwrap();
     symlink(host.path("victim"), &file).unwrap();
     host.cni("DEL", "c1", &pod, &config).ok();

@@ -12,7 +12,7 @@ use crate::harness::{self, Host, Ran, rail, with};
 /// the network.
 struct Died {
     host: Host,
-    /// Where the pod's namespace was.
+    /// The former path of the pod's namespace.
     pod: PathBuf,
     before: Value,
 }

@@ -1,5 +1,5 @@
-//! What a rail's programs need of its RDMA device: its GID, its name. In a sysfs of files, as the
-//! shared mode has them; devices that move are in tests/lab.
+//! The RDMA device for a rail's programs: its GID, its name. In a sysfs of files, as the shared
+//! mode has them; devices that move are in tests/lab.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -361,7 +361,7 @@ fn tos_and_traffic_class_are_set_checked_and_restored_on_all_ports() {
     }
 }
 
-/// What a killed ADD, or the pod's end, left is not the original.
+/// Values that a killed ADD, or the pod's end, left are not the original ones.
 #[test]
 fn an_add_that_fails_restores_tos_and_traffic_class() {
     let Some((host, pod)) = with_rdma("rdma::undone") else {

@@ -1,4 +1,4 @@
-//! What is not handed out, with what the host uses it for: a tenant may have written the
+//! Devices that are not handed out, with their use by the host: a tenant may have written the
 //! configuration, and each of these was handed out once (issues of the peers: sriov-cni takes any
 //! VF, host-device any netdev).
 
@@ -163,7 +163,7 @@ fn a_device_with_a_route_of_the_host_is_refused() {
         refused(&host, &pod, &rail(0), 7, text);
         host.ip(&format!("route del {route}"));
     }
-    // Who only deletes it has it again by the next advertisement.
+    // A route that is only deleted comes back with the next advertisement.
     host.ip("-6 route add default via fe80::1 dev vf0");
     refused(
         &host,
@@ -173,7 +173,7 @@ fn a_device_with_a_route_of_the_host_is_refused() {
         "`echo 0 >/proc/sys/net/ipv6/conf/vf0/accept_ra; ip -6 route del ::/0 via fe80::1 dev vf0`",
     );
     host.ip("-6 route del default via fe80::1 dev vf0");
-    // What every link that is up has, or that a daemon gives to every link.
+    // Addresses that every link has once it is up, or that a daemon gives to every link.
     host.ip("route add 169.254.0.0/16 dev vf0 scope link");
     host.ip("addr add 169.254.7.7/16 dev vf0");
     host.cni("ADD", "c1", &pod, &rail(0)).ok();

@@ -380,7 +380,7 @@ fn a_rail_never_has_the_default_route() {
     ] {
         let config = with(rail(0), more);
         let ran = host.cni("ADD", "c1", &pod, &config).ok();
-        // That of a family without an address, and the one with another table.
+        // The route of a family without an address, and the one with another table.
         assert!(
             ran.stderr.contains(" warn ") && ran.stderr.contains("/0 "),
             "{ran:?}"
@@ -432,7 +432,7 @@ fn a_rail_never_has_the_default_route() {
     }
 }
 
-/// The same by the back door: the network of an address is a route too.
+/// A default route by the back door: the network of an address is a route too.
 #[test]
 fn an_address_whose_network_is_everything_is_refused() {
     let Some(host) = fabric("routing::default_net", 1) else {
@@ -855,8 +855,8 @@ fn a_table_that_another_network_took_before_is_left_to_it() {
     assert_eq!(host.ip_in(&pod, "route show table 100"), theirs);
 }
 
-/// Where sbr numbers tables from 100 on, the operator gives rails others: before, behind and for
-/// networks without a rail. A pod that runs keeps the tables that it has.
+/// With sbr, which numbers tables from 100 on, the operator gives rails others: before, behind and
+/// for networks without a rail. A pod that runs keeps the tables that it has.
 #[test]
 fn the_first_table_is_the_operators_choice() {
     let Some(host) = fabric("routing::first", 3) else {
@@ -1127,7 +1127,7 @@ fn a_route_that_takes_the_clusters_networks_away_is_refused_and_one_that_overlap
         assert!(golden::has(&msg, &text), "{msg}");
         assert_eq!(host.snapshot(), before);
     }
-    // What goes by a longer route stays where it is.
+    // Traffic with a longer route stays where it is.
     host.set_node(json!({"clusterNetworks": ["172.31.7.0/25"]}));
     let added = host
         .call("ADD", "c1", &pod)

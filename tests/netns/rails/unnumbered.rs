@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::harness::{Host, pf_address, rail, with};
 
-/// What the leaf has behind its ports, in both families.
+/// The addresses behind the ports of the leaf, in both families.
 const BEHIND: [&str; 2] = ["10.79.0.1", "fd40:ffff::1"];
 
 /// Rails 0 and 1 with an address of each family. The leaf answers on all ports for the gateways

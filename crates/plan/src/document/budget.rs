@@ -1,5 +1,5 @@
-//! How much memory and how many levels the values of a text may take: a page of YAML aliases could
-//! fill any memory.
+//! Limits of memory and of levels for the values of a text: a page of YAML aliases could fill any
+//! memory.
 
 use serde_json::Value;
 

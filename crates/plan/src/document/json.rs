@@ -70,7 +70,7 @@ pub(super) struct Aside<'a> {
     pub(super) take: &'a mut dyn FnMut(usize, Part<'_>),
 }
 
-/// How far a value is from such a list.
+/// The distance of a value from such a list.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Level {
     Root,

@@ -274,7 +274,7 @@ fn documents(text: &[u8], is_strict: bool) -> Result<(Vec<Placed>, Format), Faul
         match json(text, None) {
             Ok(document) => Ok((vec![document], Format::Json)),
             Err(fault) if is_strict || !is_flow(text) => Err(fault),
-            // If it is no YAML either, the fault of the JSON is the one to report.
+            // For a text that is no YAML either, the fault of the JSON is reported.
             Err(fault) => match yaml(text) {
                 Ok(documents) => Ok((documents, Format::Yaml)),
                 Err(_) => Err(fault),

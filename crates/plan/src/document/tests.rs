@@ -217,7 +217,7 @@ fn scalars_are_those_of_yaml_1_2() {
     );
 }
 
-/// What kubectl, libyaml and Go read, and YAML 1.2 does not.
+/// Text that kubectl, libyaml and Go read, and YAML 1.2 does not.
 #[test]
 fn a_quoted_text_may_begin_at_the_left_margin() {
     let config = "{\n\"mtu\": 9000\n\n}";

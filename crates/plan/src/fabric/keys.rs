@@ -70,8 +70,8 @@ pub(super) const OF_LEAF: [&str; 5] = ["pod", "su", "host", "rail", "plane"];
 const MAX_LINKS: u64 = 1 << 23;
 /// An IPv6 address has room for this many pods.
 const MAX_PODS: usize = 256;
-/// Where addresses follow from patterns, only these have room for more. With planes, the network of
-/// rail 8 would have the number of rail 0 on plane 1.
+/// Largest numbers with address patterns; only these have room for more. With planes, the network
+/// of rail 8 would have the number of rail 0 on plane 1.
 const LAST_OF_PATTERNS: Last = Last {
     rail: 7,
     host: 65535,
@@ -197,7 +197,7 @@ pub(super) fn parse(document: Part<'_>) -> Result<Fabric, Vec<Fault>> {
     }
 }
 
-/// How many rails, pods and hosts the addresses of a fabric have room for.
+/// The numbers of rails, pods and hosts that the addresses of a fabric have room for.
 struct Limits {
     /// `None` where addresses follow from patterns.
     scheme: Option<Scheme>,

@@ -203,7 +203,7 @@ struct Fabric {
     grid: Option<Grid>,
     /// The nodes that the file lists.
     nodes: Vec<(String, Spot)>,
-    /// Where the file lists them.
+    /// The places of the nodes in the file.
     listed: BTreeMap<String, Place>,
     /// Nodes, each with the node that it replaces.
     replaces: BTreeMap<String, String>,

@@ -477,7 +477,7 @@ fn every_fault_is_told_with_line_and_key() {
     golden::says("plan", "fabric file: faults", said.join("\n"));
 }
 
-/// What a bad key would say is unknown, and nothing that depends on it is a fault.
+/// The value of a bad key is unknown, and nothing that depends on it is a fault.
 #[test]
 fn a_fault_makes_no_second_one() {
     let listed = "fabric: spectrum-x\nrails: 1\n";

@@ -8,7 +8,7 @@ fn text(plan: &Plan) -> String {
     write(plan).unwrap().remove(0).text
 }
 
-/// What the script gets.
+/// The script's data.
 fn data_of(text: &str) -> Value {
     let (_, from) = text
         .split_once("<script type=\"application/json\" id=\"plan\">")

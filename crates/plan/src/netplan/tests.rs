@@ -30,7 +30,7 @@ fn read_files(files: &[(&str, &str)]) -> Result<Plan> {
     read_folder(folder(files).path())
 }
 
-/// What is told, with the folder's own name left out.
+/// The error, with the folder's own name left out.
 #[track_caller]
 fn refusal(files: &[(&str, &str)]) -> String {
     let folder = folder(files);
@@ -1006,8 +1006,7 @@ proptest! {
         prop_assert_eq!(write(&again).unwrap(), files);
     }
 
-    /// Whatever stands in the files, there is a plan that can be written and read again, or an
-    /// error.
+    /// Any files give either a plan that can be written and read again, or an error.
     #[test]
     fn no_file_makes_it_panic(
         texts in prop::collection::vec(

@@ -85,7 +85,7 @@ fn a_port_that_nvue_reads_as_several_or_as_none_is_refused() {
     }
 }
 
-/// What the head of the file says to run before it goes to 5.15.
+/// The command in the head of the file, to be run before the file goes to 5.15.
 #[test]
 fn the_command_in_the_head_changes_each_command_that_5_15_renamed() {
     let mut links = cabled();

@@ -29,7 +29,7 @@ pub use spectrum_x::{Family, Scheme, Tiers, is_first_octet, place_of, position_o
 /// makes millions.
 pub(super) const MAX_FAULTS: usize = 1000;
 
-/// How traffic is spread over planes.
+/// The spread of traffic over planes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -41,7 +41,7 @@ pub enum Mode {
     Hwplb,
 }
 
-/// Which side of a link is the switch.
+/// The switch's side of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Polarity {
@@ -94,7 +94,7 @@ pub struct Last {
     pub plane: u64,
 }
 
-/// Where a source has a link, for messages about it.
+/// The place of a link in its source, for messages.
 #[derive(Clone, Debug, Default)]
 pub struct Origin {
     /// The position in the file.
@@ -138,7 +138,7 @@ struct Key {
     version: IpVersion,
 }
 
-/// How many planes the links of a plan have.
+/// The number of planes that the links of a plan have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Planes {
     One,

@@ -15,7 +15,7 @@ use rail_cni::pool::cidrpool::{IndexRange, RouteTo, Spec};
 /// The addresses of all links.
 #[derive(Clone, Debug)]
 pub struct Patterns {
-    /// How traffic is spread over planes.
+    /// The spread of traffic over planes.
     pub mode: Mode,
     /// IPv4, IPv6, or both in this order.
     pub families: Vec<Addresses>,
@@ -42,7 +42,7 @@ pub enum Leaf {
     Numbered {
         /// The length of the prefix: 16 to 31, or 127.
         length: u8,
-        /// Which of the two addresses is the leaf's.
+        /// The leaf's side of a link.
         polarity: Polarity,
     },
     /// At an address of its own, by the same numbers as the host's.

@@ -37,7 +37,7 @@ pub enum Tiers {
     Three,
 }
 
-/// Which addresses links have.
+/// The address family of links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
@@ -54,13 +54,13 @@ pub enum Family {
 pub struct Scheme {
     /// The number of switch tiers.
     pub tiers: Tiers,
-    /// How traffic is spread over planes.
+    /// The spread of traffic over planes.
     pub mode: Mode,
     /// The addresses that links have.
     pub family: Family,
     /// The first octet of IPv4 addresses; see [`is_first_octet`].
     pub first_octet: u8,
-    /// Which side of a link is the switch.
+    /// The switch's side of a link.
     pub polarity: Polarity,
 }
 
@@ -244,7 +244,7 @@ impl Scheme {
     }
 }
 
-/// Where the formulas put a prefix: its rail, its plane and the prefix of the rail. `all_length` is
+/// Reads rail and plane from a prefix of the formulas, and the prefix of the rail. `all_length` is
 /// the length of the hosts' route to all rails, which says the number of tiers and whether there
 /// are planes.
 pub fn place_of(prefix: IpNet, all_length: u8) -> Option<(u8, u8, IpNet)> {

@@ -166,7 +166,8 @@ fn host_first<'b, 'n>(
     }
 }
 
-/// How the names count: from 0 if SUs, hosts and rails all do. One such name alone is a mistake.
+/// The first number of the names: 0 if SUs, hosts and rails all begin there. One such name alone is
+/// a mistake.
 fn base<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Base {
     let is_zero = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte == b'0');
     let has_zero = |prefix: &str| {

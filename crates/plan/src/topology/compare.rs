@@ -32,7 +32,7 @@ pub struct Side {
     pub name: String,
     /// Its pod and SU.
     pub home: Home,
-    /// Where the field is.
+    /// The place of the field.
     pub origin: Origin,
 }
 
@@ -40,7 +40,7 @@ pub struct Side {
 pub struct OtherRail {
     /// The number of the link.
     pub link: usize,
-    /// Where the host's rail is.
+    /// The place of the host's rail.
     pub origin: Origin,
     /// The name of the leaf.
     pub leaf: String,

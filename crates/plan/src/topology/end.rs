@@ -18,7 +18,7 @@ pub struct End<'a> {
     link: usize,
     /// 0 or 1.
     end: usize,
-    /// How the names of AIR's nodes count.
+    /// The first number in the names of AIR's nodes.
     pub base: Base,
 }
 
@@ -102,7 +102,7 @@ impl<'a> End<'a> {
         End { base, ..self }
     }
 
-    /// Where the file has a field.
+    /// The place of a field in the file.
     pub fn at(&self, field: &str) -> Origin {
         let End {
             part,

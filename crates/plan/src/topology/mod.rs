@@ -114,7 +114,7 @@ pub fn read(
     }
 }
 
-/// All that is gathered from the files.
+/// Gathers the content of the files.
 struct Reader<'a> {
     scheme: &'a Scheme,
     mtu: Option<u32>,
@@ -145,7 +145,7 @@ struct Reader<'a> {
     warnings: BTreeMap<&'static str, Vec<Fault>>,
 }
 
-/// Where each of the kept links is in the files.
+/// The places of the kept links in the files.
 #[derive(Default)]
 struct Sources {
     /// Each file, with the path of its list of links.

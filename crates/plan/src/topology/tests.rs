@@ -76,7 +76,7 @@ fn rows(plan: &Plan) -> Vec<String> {
     of_pool.collect()
 }
 
-/// How big a made-up fabric is.
+/// The size of a made-up fabric.
 #[derive(Clone, Copy, Debug)]
 struct Size {
     pods: u64,
@@ -891,7 +891,7 @@ fn an_su_has_room_for_128_hosts() {
     );
 }
 
-/// What comes of a wrong SU is not told beside it; but where that is meant.
+/// Consequences of a wrong SU are not reported beside it, but at the place of the fault.
 #[test]
 fn a_host_that_strays_into_a_full_su_is_the_fault() {
     let mut value = spcx(

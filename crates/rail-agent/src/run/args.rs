@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use crate::devices;
 use crate::node::Names;
 
-/// Where the plan of this node comes from.
+/// The source of this node's plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PlanFrom {
     /// The cluster's CIDRPools, with the allocations of nv-ipam's controller.

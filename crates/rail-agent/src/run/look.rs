@@ -38,7 +38,7 @@ impl Agent {
         // Of an answer, the version does not count: it begins again where the API server's store
         // was restored.
         if let Some(node) = asked.or(watched.filter(|node| !is_older(node))) {
-            // What a look without the Node has judged is newer.
+            // The judgement of a look without the Node is newer.
             if self.node.is_none() && self.is_named.is_none() {
                 self.is_named = node::reason(&node, ready::CURRENT).and_then(ready::was_named);
             }

@@ -199,7 +199,8 @@ impl Agent {
         if dir.is_some_and(|dir| dir.is_same(&self.run_dir)) {
             return Ok(());
         }
-        // Where no agent can begin, this one stays, and waits for another node.json.
+        // With a run directory in which no agent can begin, this one stays, and waits for another
+        // node.json.
         if lock::acquire(&self.host, &paths.run_dir, self.pod_name.as_deref()).is_err() {
             return Ok(());
         }

@@ -186,7 +186,7 @@ impl Agent {
             Err(error) => return Plan::Refused(error_text(&error)),
         };
         if !output.is_success {
-            // What could not be written may name this node or not.
+            // A plan that could not be written may name this node or not.
             let judged = self
                 .run_plan(source, Some(source.dry))
                 .await
@@ -226,7 +226,7 @@ impl Agent {
             };
             return not_named(&self.args.node, store, &warnings);
         }
-        // Those of the next look are the same.
+        // The warnings of the next look are equal.
         if !warnings.is_empty() && self.plan_warnings != warnings {
             log("warn", &format!("railctl warns of the plan: {warnings}"));
         }
@@ -410,8 +410,8 @@ mod tests {
             panic!()
         };
         assert!(text.ends_with(": killed"), "{text}");
-        // What does not name the node is no plan that waits for its pods, and what nobody could
-        // compare is none either.
+        // A plan that does not name the node does not wait for its pods, and neither does one that
+        // could not be compared.
         for (refused, told) in [(&held, "a/b has it"), (&wrong, "x; y")] {
             let Plan::NotNamed(text) = refusal(refused, Some(false)) else {
                 panic!()

@@ -1,4 +1,4 @@
-//! What the agent knows of its node and of the cluster, and how it runs railctl and reports.
+//! The agent's knowledge of its node and of the cluster, and its runs of railctl and reports.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

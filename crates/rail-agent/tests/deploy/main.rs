@@ -65,7 +65,7 @@ fn helm(more: &[&str]) -> Option<Vec<Value>> {
     Some(render(helm_command(more)?.env("HOME", home.path())))
 }
 
-/// What Helm says of values that it refuses.
+/// Helm's error for values that it refuses.
 fn refusal(more: &[&str]) -> Option<String> {
     let home = tempfile::tempdir().unwrap();
     let output = helm_command(more)?
@@ -116,7 +116,7 @@ fn manifests() -> Vec<Value> {
         .collect()
 }
 
-/// What of an object the schema of its kind does not have, or has in another form.
+/// The parts of an object that the schema of its kind does not have, or has in another form.
 fn faults(schema: &Value, object: &Value) -> Vec<String> {
     let (group, version) = object["apiVersion"]
         .as_str()
@@ -656,7 +656,7 @@ fn every_value_of_the_chart_does_something() {
     }
     assert_eq!(described_values(), CHANGES.map(|(key, ..)| key));
     for (key, value, shown) in CHANGES {
-        // What is about objects that are an option is tried with them.
+        // Values of optional objects are tried with these objects.
         let with: &[&str] = match key {
             "monitoring.enabled" => &["--set", "metricsSecret=s"],
             key if key.starts_with("monitoring.") => {
@@ -789,8 +789,8 @@ fn values_that_nobody_reads_or_of_another_type_are_refused() {
             ["--set-json", r#"affinity={"nodeAffinty":{}}"#],
             "nodeAffinty",
         ),
-        // What `helm upgrade --reuse-values` leaves out, after an upgrade from a chart that did not
-        // have it.
+        // `helm upgrade --reuse-values` leaves this value out, after an upgrade from a chart that
+        // did not have it.
         (["--set", "taint=null"], "taint"),
     ] {
         let Some(text) = refusal(&value) else {
@@ -798,7 +798,7 @@ fn values_that_nobody_reads_or_of_another_type_are_refused() {
         };
         assert!(text.contains(key), "{value:?}: {text}");
     }
-    // What is documented with its parent.
+    // Documented with its parent.
     let accepted = [
         "--set-json",
         r#"config={"node.json":"{}","node.h200.json":"{}","fabric.yaml":"rails: 8","cluster":"u"}"#,
@@ -1037,7 +1037,7 @@ fn knows(arguments: Vec<String>) {
     );
 }
 
-/// Whoever breaks out of another container, or reads its files, finds no token there.
+/// A process that breaks out of another container, or reads its files, finds no token there.
 #[test]
 fn the_token_is_in_the_containers_alone_that_ask_the_api_server() {
     let mut with_token = Vec::new();
@@ -1063,7 +1063,7 @@ fn the_token_is_in_the_containers_alone_that_ask_the_api_server() {
     assert_eq!(with_token, ["agent", "uninstall"]);
 }
 
-/// Nothing listens at an address that pods reach, unless an operator has made a Secret.
+/// No port is open at an address that pods reach, unless an operator has made a Secret.
 #[test]
 fn the_metrics_are_an_option_of_chart_and_kustomization_and_off_by_default() {
     const TEST: &str = "the_metrics_are_an_option_of_chart_and_kustomization_and_off_by_default";

@@ -253,7 +253,7 @@ fn without_values(sample: &str) -> String {
     sample.split('"').step_by(2).collect()
 }
 
-/// What fires at a minute, by name.
+/// The alerts that fire at a minute, by name.
 fn firing(minute: u32, alerts: &[(&str, usize)]) -> Value {
     let samples = alerts.iter().map(
         |(name, count)| json!({"labels": format!("{{alertname=\"{name}\"}}"), "value": count}),

@@ -21,7 +21,7 @@ pub struct Api {
 struct State {
     /// By path, such as `/api/v1/nodes/worker-gpu-0`.
     objects: BTreeMap<String, Value>,
-    /// What happened to objects, with the version: the position.
+    /// The events of objects, with the version: the position.
     log: Vec<(String, &'static str, Value)>,
     events: Vec<Value>,
     is_away: bool,
@@ -30,9 +30,9 @@ struct State {
     forgotten: Option<&'static str>,
     /// A part of changes that are refused.
     forbidden: Option<&'static str>,
-    /// What was asked, as `VERB PATH`.
+    /// The requests, as `VERB PATH`.
     requests: Vec<String>,
-    /// What is in lists from memory, where that is older than the objects.
+    /// The content of lists from memory, where that is older than the objects.
     old: BTreeMap<String, Value>,
     /// Questions about one object that the memory does not answer.
     quorum_reads: Vec<String>,
@@ -119,7 +119,7 @@ impl Api {
         self.lock().refused.len()
     }
 
-    /// What was asked so far, each once.
+    /// The requests so far, each once.
     pub fn requests(&self) -> Vec<String> {
         let mut all = self.lock().requests.clone();
         all.sort();
@@ -127,7 +127,7 @@ impl Api {
         all
     }
 
-    /// How often a request was made.
+    /// Number of times that a request was made.
     pub fn count(&self, request: &str) -> usize {
         self.lock()
             .requests
@@ -144,7 +144,7 @@ impl Api {
         state.old.insert(path.to_owned(), object);
     }
 
-    /// How often an object was asked for as it is stored now.
+    /// Number of requests for an object as it is stored now.
     pub fn quorum_reads(&self, path: &str) -> usize {
         self.lock()
             .quorum_reads

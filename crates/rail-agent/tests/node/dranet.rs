@@ -60,7 +60,7 @@ fn give(rail: u8, uid: &str, config: &Value) -> (u16, Value) {
     ask("POST", "/GetProfileConfig", &body.to_string())
 }
 
-/// The same of the version before, which sends the UID alone.
+/// Like [`give`], as DRANET's version before, which sends the UID alone.
 fn give_by_uid(rail: u8, uid: &str) -> (u16, Value) {
     let body = json!({"device": vf(rail), "claim_uid": uid, "config": {"profile": "rail", "interface": {}}});
     ask("POST", "/GetProfileConfig", &body.to_string())
@@ -146,8 +146,8 @@ fn a_device_of_a_claim_gets_the_address_and_the_routes_of_its_rail() {
     );
 }
 
-/// What this prints is what `ip` accepts, in the order in which DRANET sets it: so it does what the
-/// routes of rail-cni do.
+/// The output is a list that `ip` accepts, in the order in which DRANET sets it: so it does what
+/// the routes of rail-cni do.
 #[test]
 fn the_kernel_accepts_the_answers_of_two_rails_in_one_pod_and_each_address_leaves_by_its_own() {
     on_a_node(
@@ -248,7 +248,7 @@ fn a_rail_is_with_a_claim_or_with_a_pod_of_rail_cni_and_the_other_is_refused_by_
             );
             assert_eq!(give(0, "u-1", &profile("rail")).0, 200);
             sh("rm /var/lib/rail-cni/store/.closed.worker-gpu-0");
-            // What looks after pods leaves the claim alone.
+            // The programs that look after pods leave the claim alone.
             sh("/opt/cni/bin/railctl reap; /opt/cni/bin/railctl release --dead");
             let doctor: Value =
                 serde_json::from_str(&sh("/opt/cni/bin/railctl doctor --output json")).unwrap();
@@ -334,7 +334,7 @@ fn what_a_claim_may_not_ask_is_refused_with_the_status_that_dranet_knows() {
             }
             assert_eq!(held(), Vec::<String>::new());
             assert_eq!(with(address("172.16.0.0/31")).0, 200);
-            // Whoever is not root finds no socket.
+            // A user who is not root finds no socket.
             let mode = |path: &str| fs::metadata(path).unwrap().permissions().mode() & 0o777;
             assert_eq!(
                 (mode(DIRECTORY), mode(&format!("{DIRECTORY}/provider.sock"))),
@@ -472,7 +472,7 @@ fn a_claim_of_an_older_dranet_is_found_by_its_uid_in_all_pages_of_the_list() {
             }
             assert_eq!(give_by_uid(0, "u-c").0, 200);
             assert_eq!(give_by_uid(1, "u-x").0, 200);
-            // That of no claim goes, and the one on the last page stays.
+            // A lease without a claim goes, and the one of the last page stays.
             agent.until("released", || held() == ["u-c 172.16.0.0"]);
             api.delete(&format!("{CLAIMS}/c"));
             agent.until("released", || held().is_empty());

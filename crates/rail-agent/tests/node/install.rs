@@ -27,7 +27,7 @@ fn names_in(dir: &str) -> Vec<String> {
     names
 }
 
-/// What is kept where no network can name it.
+/// The files that are kept where no network can name them.
 fn kept() -> Vec<String> {
     assert_eq!(
         fs::metadata(KEPT).unwrap().permissions().mode() & 0o7777,
@@ -363,7 +363,7 @@ fn uninstall_refuses_while_a_pod_has_a_rail_and_then_leaves_nothing() {
             assert!(text.contains("ai/pod-a has 0000:1a:00.2"), "{text}");
             assert!(Path::new("/opt/cni/bin/rail-cni").is_file());
             end_pod("pod-a", 0);
-            // What a killed agent, install or import left, and another node whose store is on the
+            // Files of a killed agent, install or import, and of another node whose store is on the
             // same file system.
             sh("cd /run/rail-cni; touch .calls.new agent.lock; cd /opt/cni/bin; touch .rail-cni/rail-cni.new .rail-cni/.rail-ipam.kept
             cd /etc/rail-cni; touch .node.json.new .node.json.kept
@@ -628,7 +628,7 @@ fn nobody_without_rights_keeps_an_install_out() {
         "install::nobody_without_rights_keeps_an_install_out",
         || {
             install();
-            // Whoever can open a file can lock it.
+            // A process that can open a file can lock it.
             let script = "for path in /opt/cni /opt/cni/bin /opt/cni/bin/.rail-cni /opt/cni/bin/rail-* /etc/rail-cni /run; do
             exec {fd}<$path && flock -n $fd && echo $path; done 2>/dev/null; echo held; exec sleep 600";
             let nobody = [
@@ -661,7 +661,7 @@ fn nobody_without_rights_keeps_an_install_out() {
     );
 }
 
-/// What it found of pods holds no more.
+/// Its findings about pods hold no more.
 #[test]
 fn an_install_takes_back_that_an_uninstall_has_begun() {
     on_a_node(

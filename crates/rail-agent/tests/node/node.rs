@@ -26,7 +26,7 @@ pub const AGENT: &str = env!("CARGO_BIN_EXE_rail-agent");
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const SYS: &str = "/run/sys";
 const INSIDE: &str = "RAIL_AGENT_INSIDE";
-/// What is waited for comes within a few seconds; only a failure waits for so long.
+/// Every wait ends within a few seconds; only a failure waits for so long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs `body` on a node of its own. `test` is its full name.
@@ -87,7 +87,7 @@ pub fn skip(test: &str, reason: &str) {
     }
 }
 
-/// Where scripts/build leaves the executables.
+/// Directory in which scripts/build leaves the executables.
 pub fn built() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| Path::new(ROOT).join("target"), PathBuf::from)
@@ -386,7 +386,7 @@ impl Running {
         self.stopped().0
     }
 
-    /// The same, with the log.
+    /// Like [`Agent::stop`], with the log.
     pub fn stopped(mut self) -> (bool, String) {
         sh(&format!("kill {}", self.child.get_mut().id()));
         let is_well = self.child.get_mut().wait().unwrap().success();
@@ -427,7 +427,7 @@ pub fn condition(api: &Api, kind: &str) -> Value {
         .unwrap_or_default()
 }
 
-/// What the agent serves.
+/// The page that the agent serves.
 pub fn served(path: &str) -> String {
     use std::io::Read as _;
     let Ok(mut stream) = std::net::TcpStream::connect("127.0.0.1:9810") else {
@@ -448,7 +448,7 @@ pub fn call(verb: &str, pod: &str, rail: u8) -> Output {
     call_with_mtu(verb, pod, rail, 9000)
 }
 
-/// The same with another MTU in the network.
+/// Like [`call`], with another MTU in the network.
 pub fn call_with_mtu(verb: &str, pod: &str, rail: u8, mtu: u32) -> Output {
     let network = json!({"cniVersion": "1.1.0", "name": format!("rail-{rail}"), "type": "rail-cni", "rail": rail,
         "mtu": mtu, "deviceID": pf(rail).replace("00.0", "00.2"), "ipam": {"type": "rail-ipam", "pool": format!("rail-{rail}")}});

@@ -41,7 +41,7 @@ fn kubectl(arguments: &[&str]) -> Output {
     {
         command.args(["--token", "admin"]);
     }
-    // What kubectl keeps belongs below a home that ends with the test.
+    // The cache of kubectl belongs below a home that ends with the test.
     command
         .args(arguments)
         .env("HOME", "/run")
@@ -94,7 +94,7 @@ fn start_api_server() {
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log);
-        // Nobody waits for it: it ends with the namespaces of the test.
+        // It ends with the namespaces of the test.
         drop(command.spawn().unwrap());
     };
     start("etcd --data-dir /run/etcd --unsafe-no-fsync --log-level warn");
@@ -197,7 +197,7 @@ fn with_the_roles_of_deploy_a_node_gets_ready_and_the_agent_can_change_no_other(
             condition("RailsPlanCurrent")["status"] == "True"
         });
         assert!(allocation(1).contains("172.18.0.0/31"));
-        // What the API server refuses would be in the log.
+        // A refusal by the API server would be in the log.
         let mut wrong = config_map(&json!({"node.json": "{}", "cluster": "another"}));
         wrong["apiVersion"] = json!("v1");
         apply(&wrong);

@@ -45,7 +45,7 @@ fn a_new_node_gets_its_plan_and_is_ready() {
             (&json!("worker-gpu-0"), &node_json()["rails"])
         );
         assert!(allocation(1).contains("172.18.0.0/31"), "{}", allocation(1));
-        // What the annotations of the pools say: the rail, and the leaf.
+        // The annotations of the pools have the rail, and the leaf.
         assert!(
             allocation(1).replace(' ', "").contains(r#""rail":1"#),
             "{}",
@@ -53,7 +53,7 @@ fn a_new_node_gets_its_plan_and_is_ready() {
         );
         let tier = || api.get(NODE)["metadata"]["labels"]["fabric.topograph.run/tier-1"].clone();
         agent.until("the leaf", || tier() == "leaf-su01-r1");
-        // Which of the rollouts it has.
+        // The node's revisions.
         let revision =
             |key: &str| api.get(NODE)["metadata"]["labels"][format!("rail-cni/{key}")].clone();
         let version = sh("/opt/cni/bin/rail-cni --version");
@@ -150,7 +150,7 @@ fn what_others_change_of_the_node_acts_at_once() {
         agent.until("closed", || {
             taints(&api.get(NODE)) == ["other", "rail-cni/not-ready"]
         });
-        // What the agent itself wrote calls for nothing.
+        // The agent's own writes cause no look.
         std::thread::sleep(std::time::Duration::from_secs(3));
         let change = |with: &dyn Fn(&mut Value)| {
             let mut node = api.get(NODE);
@@ -217,7 +217,7 @@ fn a_node_without_node_json_is_not_ready_and_says_what_to_do() {
                 "false"
             );
             assert_eq!(taints(&api.get(NODE)), ["other", "rail-cni/not-ready"]);
-            // Whoever writes it: the next look finds it.
+            // The next look finds any change, whoever makes it.
             let mut by_hand = node_json();
             by_hand["nodeName"] = json!("worker-gpu-0");
             sh(&format!(
@@ -265,7 +265,7 @@ fn a_run_directory_that_cannot_be_made_is_refused_and_corrected() {
                 assert_eq!(fs::read_to_string("/etc/rail-cni/node.json").unwrap(), good);
             }
             assert!(agent.stop());
-            // What an older agent, or somebody by hand, has written.
+            // An older agent, or somebody by hand, has written it.
             for run_dir in ["/dev/null/x", "/run/fixed"] {
                 sh(&format!(
                     "echo '{}' >/etc/rail-cni/node.json",
@@ -406,7 +406,7 @@ fn a_node_with_prefixes_that_the_plan_does_not_name_is_not_opened() {
             };
             closed(&agent);
             agent.until_condition(&api, "RailsReady", "False", "ClosedByPlan");
-            // What nobody can judge opens nothing that was closed.
+            // A plan that cannot be judged opens no node that was closed.
             let mut wrong = pool(1, None);
             wrong["spec"]["staticAllocations"][0]["prefix"] = json!("172.18.0.1/31");
             api.put(&format!("{POOLS}/rail-1"), wrong);
@@ -473,7 +473,7 @@ fn a_node_that_was_open_closes_when_its_prefixes_are_another_machines() {
             assert_eq!(condition(&api, "RailsReady")["reason"], "ClosedByPlan");
             assert!(is_closed());
             refused("pod-d");
-            // Who runs goes on, and ends.
+            // A running pod goes on, and ends.
             let addresses = sh("ip netns exec pod-a ip -br address show net1");
             assert!(addresses.contains("172.16.0.0/31"), "{addresses}");
             end_pod("pod-a", 0);
@@ -539,7 +539,7 @@ fn a_rollout_comes_to_the_node_when_its_share_does_and_a_prefix_of_another_close
     );
 }
 
-/// What nobody looks after must not call itself ready; a rollout takes no node away.
+/// A node without an agent must not call itself ready; a rollout takes no node away.
 #[test]
 fn a_node_that_is_not_ready_after_it_took_a_rollout_pauses_it() {
     on_a_node(
@@ -566,7 +566,7 @@ fn a_node_that_is_not_ready_after_it_took_a_rollout_pauses_it() {
             agent.until("paused", || paused() == "worker-gpu-0");
             agent.until("an Event", || api.events("RolloutPaused").len() == 1);
             let node_json = || fs::read_to_string("/etc/rail-cni/node.json").unwrap();
-            // What would put it right waits, too: a person says when.
+            // A repair waits, too: a person decides the time.
             roll(&json!("worker-gpu-0"), "0000:3c:00.0");
             agent.until("waiting", || {
                 agent.until_looks(2);
@@ -675,7 +675,7 @@ fn pods_stay_away_from_devices_until_the_next_agent_offers_them() {
             assert_eq!(taints(), "other rail-cni/not-ready");
             let agent = Running::start(&api, &offering);
             agent.until("the taint away again", || taints() == "other");
-            // Nobody would take it away.
+            // No later agent would remove it.
             api.delete(DAEMON_SET);
             assert!(agent.stop());
             assert_eq!(taints(), "other");
@@ -735,7 +735,7 @@ fn another_run_or_store_directory_waits_until_no_pod_has_anything_in_the_old_one
                 assert!(!std::path::Path::new("/run/elsewhere").exists());
             }
             agent.until("an Event", || !api.events("ConfigRefused").is_empty());
-            // The same directory by another name is no other one.
+            // Another name of the same directory is no other directory.
             sh("ln -s /run/rail-cni /run/same");
             let mut same = node_json();
             same["runDir"] = json!("/run/same");
@@ -954,8 +954,8 @@ fn what_is_wrong_in_the_cluster_leaves_the_last_good_state() {
     );
 }
 
-/// Who may write CIDRPools in any namespace stops the plan of the fleet, unless the agent reads one
-/// namespace.
+/// The right to write CIDRPools in any namespace can stop the plan of the fleet, unless the agent
+/// reads one namespace.
 #[test]
 fn a_pool_of_another_namespace_is_no_part_of_the_plan_of_one_namespace() {
     on_a_node(
@@ -1003,7 +1003,7 @@ fn a_node_that_the_plan_does_not_name_any_more_is_told_so_and_keeps_its_store() 
             let agent = Running::start(&api, &[]);
             agent.until_condition(&api, "RailsPlanCurrent", "True", "Written");
             let before = [allocation(0), allocation(1)];
-            // What railctl warns of is told with a plan that is written, too.
+            // The warnings of railctl are reported with a plan that is written, too.
             let mut with_default = pool(0, None);
             with_default["spec"]["defaultGateway"] = json!(true);
             api.put(&format!("{POOLS}/rail-0"), with_default);
@@ -1772,7 +1772,7 @@ fn what_the_api_server_refuses_for_a_while_comes_later() {
             let (api, agent) = ready(&[]);
             api.go_away(true);
             agent.until("seen", || served("/metrics").contains("rail_cni_api_up 0"));
-            // What it watched from is too old, and the list is refused.
+            // The version that it watched from is too old, and the list is refused.
             api.refuse("/cidrpools?", &[410, 429, 403]);
             api.go_away(false);
             agent.until("refused", || api.left_to_refuse() == 0);

@@ -31,7 +31,7 @@ pub enum Nodes {
     All,
     /// This node.
     Own(String),
-    /// One that the operator named.
+    /// The node that the operator named.
     One(String),
 }
 
@@ -44,10 +44,10 @@ impl Nodes {
     }
 }
 
-/// Which pools of the store a plan is about.
+/// The pools of the store that a plan is about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
-    /// Those that it has: other pools of the store stay.
+    /// The plan's own pools: other pools of the store stay.
     #[default]
     OwnPools,
     /// All: it is the whole content of the store.
@@ -70,12 +70,12 @@ impl Force {
     }
 }
 
-/// What happens to nodes and pools of the store that the plan does not name.
+/// The treatment of nodes and pools of the store that the plan does not name.
 #[derive(Debug, Default)]
 pub struct Terms {
     /// They are removed. Otherwise they stay, with a warning.
     pub prune: bool,
-    /// Which pools the plan is about.
+    /// The pools that the plan is about.
     pub scope: Scope,
     /// Nodes of the plan, each with the node that it replaces, which is removed.
     pub replaces: BTreeMap<String, String>,
@@ -202,7 +202,7 @@ impl fmt::Display for Outside {
 }
 
 impl Outside {
-    /// What programs get.
+    /// The fields for programs.
     pub fn json(&self) -> Value {
         let mut json = self.lease.clone();
         let Outside {
@@ -279,7 +279,7 @@ impl fmt::Display for Taken {
 }
 
 impl Taken {
-    /// What programs get.
+    /// The fields for programs.
     pub fn json(&self) -> Value {
         let Taken {
             node_name,
@@ -294,7 +294,7 @@ impl Taken {
     }
 }
 
-/// What keeps a plan in which nothing is wrong from being written.
+/// The reason why a plan without a fault cannot be written.
 #[derive(Debug)]
 pub enum Obstacle {
     /// Running pods would lose their addresses.
@@ -327,7 +327,7 @@ impl fmt::Display for Obstacle {
 
 impl std::error::Error for Obstacle {}
 
-/// What writing a plan changes, and the messages about it.
+/// The changes by a plan's import, and the messages about it.
 #[derive(Debug, Default)]
 pub struct Import {
     /// Sorted by node and pool.
@@ -454,7 +454,7 @@ pub fn changes(node: &Node, pools: &Pools, nodes: &Nodes, terms: &Terms) -> Resu
                 None => !(terms.prune && terms.scope == Scope::WholeStore),
             };
             match (&before, &mut after) {
-                // What it was is not known, and it goes.
+                // The former content is not known, and it goes.
                 (None, None) if is_damaged && !stays => (),
                 (None, None) => {
                     if nodes.one() == Some(node_name) {
@@ -738,7 +738,7 @@ fn hurt(node: &Node, lines: &[Line]) -> Result<(Vec<Outside>, Vec<String>)> {
     Ok((outside, warnings))
 }
 
-/// What a pod gets with its address.
+/// The values that a pod gets with its address.
 fn told(allocation: &Allocation) -> (u8, Option<IpAddr>, &[To]) {
     (
         allocation.prefix.prefix_len(),

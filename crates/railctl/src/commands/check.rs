@@ -26,8 +26,8 @@ use rail_cni::pool::store;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Largest number of threads; each checks one attachment.
 const AT_ONCE: usize = 64;
-/// Where runtimes and Multus store the results of the plugins that they called (libcni.CNIConfig,
-/// `cacheDir`).
+/// Directories in which runtimes and Multus store the results of the plugins that they called
+/// (libcni.CNIConfig, `cacheDir`).
 const RESULTS: [&str; 2] = ["/var/lib/cni/results", "/var/lib/cni/multus/results"];
 
 /// An attachment and what differs from what ADD made.

@@ -1,5 +1,5 @@
-//! What this node has: its rails with PFs and VFs, and the pods that have them. Taking the
-//! inventory changes nothing.
+//! This node's rails with PFs and VFs, and the pods that have them. Taking the inventory changes
+//! nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -20,7 +20,7 @@ use rail_netlink::{Socket, address, rdma, vf};
 /// The node's rails and attachments at one time.
 #[derive(Debug)]
 pub struct Inventory {
-    /// How the kernel shares RDMA devices between namespaces.
+    /// The kernel's mode of sharing RDMA devices between namespaces.
     pub rdma: RdmaMode,
     /// The rails of node.json in its order. If it lists none: all PFs with netdevs.
     pub rails: Vec<Rail>,
@@ -145,7 +145,7 @@ impl Attached {
 /// Errors, discards, pause frames and losses of the carrier, by the kernel's names.
 pub type Counters = BTreeMap<&'static str, u64>;
 
-/// What the link has counted since its driver was loaded.
+/// The counters of the link since its driver was loaded.
 pub fn counted(index: Index) -> Result<Counters> {
     let mut counters = link::faults(&mut Socket::open()?, index)?;
     if let Some(mut ethtool) = Ethtool::open()? {
@@ -154,10 +154,10 @@ pub fn counted(index: Index) -> Result<Counters> {
     Ok(counters)
 }
 
-/// What RDMA counts of errors, repetitions and congestion, by the driver's names.
+/// RDMA counters of errors, repetitions and congestion, by the driver's names.
 pub type RdmaCounters = BTreeMap<String, u64>;
 
-/// What the RDMA devices of the function have counted, as far as they are on the host.
+/// The counters of the function's RDMA devices, as far as they are on the host.
 pub fn rdma_counted(function: &Function) -> RdmaCounters {
     /// Parts of the names in mlx5, bnxt_re, irdma, efa and rxe. Others count packets and requests.
     const FAULTS: [&str; 14] = [
@@ -228,8 +228,8 @@ impl Inventory {
         !node.policy.vfs_only && self.rails.iter().all(|rail| rail.vfs.is_empty())
     }
 
-    /// How many planes of the rail of this plane have a carrier, and how many it has. A PF in a pod
-    /// is counted by its interface there.
+    /// Counts the planes of this plane's rail: those with a carrier, and all. A PF in a pod is
+    /// counted by its interface there.
     pub fn planes(&self, number: u8) -> (usize, usize) {
         let (mut up, mut all) = (BTreeSet::new(), BTreeSet::new());
         let is_sibling = |rail: &&Rail| rail.rail.is_some_and(|other| is_same_rail(number, other));
@@ -370,7 +370,7 @@ impl Attached {
                 attached.state = State::Unknown(format!("{error:#}"));
             }
         }
-        // What looks stale may belong to a running call.
+        // A stale attachment may belong to a running call.
         attached.is_busy = !attached.is_live() && on_record.is_busy(&attached.record)?;
         if matches!(attached.state, State::Unknown(_)) {
             attached.is_home = attached.record.is_on_host(node, host)?;
@@ -378,7 +378,7 @@ impl Attached {
         Ok(attached)
     }
 
-    /// What the pod has: addresses and RDMA devices.
+    /// Reads addresses and RDMA devices in the pod.
     fn look_into_pod(&mut self, node: &Node) -> Result<()> {
         let owner = &self.record.owner;
         let netns = Netns::open(&owner.netns.path)?;

@@ -1,4 +1,4 @@
-//! What is pending of an attachment, as `reap` and `status` print it.
+//! The pending steps of an attachment, as `reap` and `status` print them.
 
 use serde_json::{Value, json};
 

@@ -64,7 +64,7 @@ fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// What a program printed that ended within `patience`, and is killed otherwise. It must fit into
+/// The output of a program that ends within `patience`, and is killed otherwise. It must fit into
 /// the pipe.
 fn output_within(patience: Duration, mut child: Child) -> Result<Output> {
     let deadline = Instant::now() + patience;

@@ -25,7 +25,7 @@ const WRITTEN: &str = ".rail-ipam-plan";
 /// The files that were written for each target, with a hash of their content.
 type Written = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Who writes files with the ending of a target to a directory.
+/// The writer of files with a target's ending in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// Plans only: a file that is not listed is probably of an earlier plan.
@@ -34,7 +34,7 @@ pub enum Owner {
     Anybody,
 }
 
-/// What happens to files of an earlier plan.
+/// The treatment of an earlier plan's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stale {
     /// They stay, with a message.
@@ -43,7 +43,7 @@ pub enum Stale {
     Remove,
 }
 
-/// How the files of a target are written.
+/// The way of writing a target's files.
 #[derive(Debug)]
 pub struct Out<'a> {
     /// The directory.
@@ -52,9 +52,9 @@ pub struct Out<'a> {
     pub target: &'a str,
     /// The mode of new files.
     pub mode: u32,
-    /// Who else has files with their ending.
+    /// Other writers of files with this ending.
     pub owner: Owner,
-    /// What happens to files of an earlier plan.
+    /// The treatment of an earlier plan's files.
     pub stale: Stale,
     /// Whether anything is written.
     pub run: Run,

@@ -53,7 +53,7 @@ fn is_called(record: &Attachment, which: &String) -> bool {
 struct Reaped {
     /// New records of devices that had none.
     rebuilt: Vec<Attachment>,
-    /// The same in a dry run: devices without a record.
+    /// Devices without a record, in a dry run.
     not_rebuilt: Vec<Lost>,
     /// Addresses in use whose leases were gone: they have one again.
     addresses: Vec<Found>,
@@ -260,8 +260,8 @@ fn reap_attachments(
             reaped.left.push((attachment, Some(format!("{error:#}"))));
         }
     }
-    // Those that an ADD has just made, for it does not wait for them, and those that waited for
-    // what came back now.
+    // Pending steps that an ADD has just made, for it does not wait for them, and those that waited
+    // for a device that came back now.
     let mut due = attachments.pending()?;
     due.retain(|pending| {
         args.means(&pending.attachment) && is_due(&pending.attachment, &reaped.given_back)
@@ -301,7 +301,7 @@ fn retry(
     }
 }
 
-/// What is pending now; given up where the arguments say so.
+/// Reports the pending steps; gives up those that the arguments name.
 fn report_pending(attachments: &Attachments, args: &ReapArgs, reaped: &mut Reaped) -> Result<()> {
     for pending in attachments.pending()? {
         if !args.means(&pending.attachment) {
@@ -313,7 +313,7 @@ fn report_pending(attachments: &Attachments, args: &ReapArgs, reaped: &mut Reape
         } else if attachments.is_busy(&pending.attachment)? {
             reaped.in_use += 1;
         } else {
-            // Whoever was busy may have undone it since the listing.
+            // A call at work may have undone it since the listing.
             reaped.pending.extend(attachments.pending_now(&pending));
         }
     }

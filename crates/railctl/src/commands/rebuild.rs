@@ -79,13 +79,13 @@ fn addresses(socket: &mut Socket, link: &Link) -> Result<Vec<ipnet::IpNet>> {
         .collect())
 }
 
-/// What to do about a device without a record. Another plugin's DEL gives its device back by
-/// itself: a record of ours would take what that pod has for the original.
+/// The remedy for a device without a record. Another plugin's DEL gives its device back by itself:
+/// a record of ours would take what that pod has for the original.
 pub const REMEDY: &str =
     "end that pod; if rail-cni attached the device, `railctl reap --rebuild` records it";
 
 impl Lost {
-    /// Where the device is, for people.
+    /// Describes its place, for people.
     pub fn describe(&self) -> String {
         let Lost {
             id, link, netns, ..
@@ -97,7 +97,7 @@ impl Lost {
         )
     }
 
-    /// The same for programs.
+    /// The fields for programs.
     pub fn json(&self) -> Value {
         let Lost {
             id,

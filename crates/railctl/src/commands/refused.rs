@@ -1,5 +1,5 @@
-//! What `plan`, `import` and `lease` print for a program when they refuse: the reason in one word,
-//! and the facts.
+//! The output of `plan`, `import` and `lease` for a program when they refuse: the reason in one
+//! word, and the facts.
 
 use anyhow::{Error, Result};
 use serde_json::{Value, json};
@@ -32,7 +32,7 @@ fn refused(error: &Error) -> Value {
     refused
 }
 
-/// What a program does about it.
+/// The reason, by the program's reaction to it.
 fn reason(error: &Error) -> &'static str {
     match error.downcast_ref() {
         Some(Obstacle::Held(_)) => return "held",

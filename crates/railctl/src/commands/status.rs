@@ -45,7 +45,7 @@ pub fn status(node: &Node, output: Output) -> Result<ExitCode> {
     })
 }
 
-/// The same as a page for a browser.
+/// Prints the status as a page for a browser.
 pub fn status_page(node: &Node) -> Result<ExitCode> {
     show(node, |name, inventory, todo| {
         page::page(name, inventory, todo, SystemTime::now())
@@ -69,7 +69,7 @@ struct Count {
     attached: usize,
     dead: usize,
     lost: usize,
-    /// Nobody's, and without a driver: no pod can get them.
+    /// Free and without a driver: no pod can get them.
     unbound: usize,
 }
 
@@ -127,7 +127,7 @@ pub fn pf_link(rail: &Rail, inventory: &Inventory) -> &'static str {
     }
 }
 
-/// How many planes of the rail have a carrier, where a pod has a minimum.
+/// Numbers of the rail's planes with a carrier, where a pod has a minimum.
 fn planes(rail: &Rail, inventory: &Inventory) -> String {
     let Some(number) = rail.rail else {
         return String::new();
@@ -146,7 +146,7 @@ fn planes(rail: &Rail, inventory: &Inventory) -> String {
     format!(" ({up} of the rail's {all} planes have one; minPlanes {min})")
 }
 
-/// What the operator should do, a line each.
+/// Tasks for the operator, a line each.
 fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
     let mut todo = Vec::new();
     for rail in &inventory.rails {
@@ -294,7 +294,7 @@ fn text(node_name: &str, inventory: &Inventory, todo: &[String], now: SystemTime
     text
 }
 
-/// What NCCL_IB_GID_INDEX is to be for each pod: NCCL takes one number for all rails.
+/// The value of NCCL_IB_GID_INDEX for each pod: NCCL takes one number for all rails.
 fn gid_indexes(attachments: &[Attached]) -> Vec<String> {
     let mut pods: BTreeMap<(String, &str), Vec<&Attachment>> = BTreeMap::new();
     let with_gids = |one: &&Attached| one.is_live() && !one.record.gids().is_empty();

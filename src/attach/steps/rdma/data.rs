@@ -1,4 +1,4 @@
-//! What a record keeps of RDMA devices, and where they are looked up.
+//! The RDMA devices as a record keeps them, and their look-up.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use crate::attach::context::Cx;
 use crate::sysfs::{DeviceId, Function, Mounted};
 use rail_netlink::rdma;
 
-/// What ADD does with the RDMA devices of a rail.
+/// The changes of ADD to the RDMA devices of a rail.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Rdma {
@@ -23,7 +23,7 @@ pub struct Rdma {
     /// The default ToS and the traffic class that the device gets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qos: Option<Qos>,
-    /// How many devices speak RoCE, counted when ADD begins if it is to wait for GIDs.
+    /// Number of devices that speak RoCE, counted when ADD begins if it is to wait for GIDs.
     #[serde(skip)]
     pub roce_devices: usize,
 }
@@ -31,7 +31,7 @@ pub struct Rdma {
 /// An RDMA device with another name than on the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Renamed {
-    /// The same in every namespace.
+    /// Equal in every namespace.
     pub index: u32,
     /// Its name before.
     pub before: String,
@@ -41,7 +41,7 @@ pub struct Renamed {
     pub wanted: Option<String>,
 }
 
-/// What ADD sets of an RDMA device for its connections.
+/// The settings of ADD for the connections of an RDMA device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Qos {
@@ -59,7 +59,7 @@ pub struct Qos {
 pub struct Class {
     /// As the network wants it; `None` where only an earlier pod's has to be restored.
     pub wanted: Option<u8>,
-    /// What each port had before, by its number; -1 for none.
+    /// The former value of each port, by the port's number; -1 for none.
     pub before: Vec<(u32, i16)>,
 }
 

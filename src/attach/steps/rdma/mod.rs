@@ -30,7 +30,7 @@ use data::Renamed;
 pub use data::{Rdma, function_in_pod};
 pub use name::restore_names_made_anew;
 
-/// How long RDMA devices may take on their way back from a namespace that has ended.
+/// Patience with RDMA devices on their way back from a namespace that has ended.
 const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -77,8 +77,8 @@ impl Step for Rdma {
         } else {
             Ok(())
         };
-        // One that the pod put into a namespace of its own comes back with that one's end, under a
-        // name of the pod's choice.
+        // A device that the pod put into a namespace of its own comes back when that namespace
+        // ends, under a name of the pod's choice.
         let back = taken.and_then(|()| self.wait_for(cx));
         all_of([back, self.restore(cx)])
     }

@@ -73,7 +73,7 @@ impl Renamed {
         })
     }
 
-    /// What CHECK finds about the name.
+    /// Compares the name, for CHECK.
     pub fn check(&self, netns: &Netns) -> Result<Option<String>> {
         let Some(wanted) = &self.wanted else {
             return Ok(None);
@@ -126,7 +126,7 @@ pub fn restore_names_made_anew(bound: &Bound, cx: &Cx<'_>) -> Result<()> {
         .map(Function::list_rdma_devices)
         .transpose()?
         .unwrap_or_default();
-    // Which of several is which cannot be told.
+    // Several devices cannot be told apart.
     let ([before], [now]) = (&bound.rdma[..], &now[..]) else {
         return Ok(());
     };

@@ -29,7 +29,7 @@ impl Qos {
     }
 }
 
-/// What is missing on this node fails the ADD, or is in the log.
+/// Reports a setting that this node lacks: fails the ADD, or logs it.
 fn or_warn(wanted: RdmaQos, key: &str, why: &str) -> Result<()> {
     if wanted.required {
         fail!(UnsupportedField, "rdmaQoS.{key}: {why}");
@@ -38,7 +38,7 @@ fn or_warn(wanted: RdmaQos, key: &str, why: &str) -> Result<()> {
     Ok(())
 }
 
-/// What is set of the RDMA devices `names` of `function`. Nothing changes.
+/// Plans the settings of the RDMA devices `names` of `function`. Nothing changes.
 pub fn plan(
     conf: &NetConf,
     what: &str,
@@ -181,7 +181,7 @@ pub fn restore(step: &Rdma, cx: &Cx<'_>) -> Result<()> {
         // With its module, its settings are gone.
         Ok(None) => return all_of(done),
         Err(why) => {
-            // Where nothing was noted, nothing was set.
+            // Without a former value, nothing was set.
             let is_set = !tos.before.is_empty();
             done.push(if is_set {
                 Err(anyhow::Error::msg(why))
@@ -207,7 +207,7 @@ pub fn restore(step: &Rdma, cx: &Cx<'_>) -> Result<()> {
     all_of(done)
 }
 
-/// What CHECK finds about both.
+/// Compares both settings, for CHECK.
 pub fn differences(step: &Rdma, cx: &Cx<'_>) -> Result<Vec<String>> {
     let mut found = Vec::new();
     if step.qos.is_none() {

@@ -276,7 +276,7 @@ fn every_fault_of_a_pattern_is_told() {
 }
 
 proptest! {
-    /// Whatever the pattern, no two ends of links have one address, and each link has both in its
+    /// With any pattern, no two ends of links have one address, and each link has both in its
     /// prefix.
     #[test]
     fn the_ends_of_all_links_differ(

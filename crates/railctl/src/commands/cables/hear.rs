@@ -14,7 +14,7 @@ use rail_netlink::link::Link;
 
 /// The EtherType.
 const LLDP: u16 = 0x88cc;
-/// How often the deadline is looked at.
+/// Longest time between two looks at the deadline.
 const LONGEST_WAIT: Duration = Duration::from_millis(200);
 
 /// The group addresses that LLDP is sent to (IEEE 802.1AB, 7.1): nearest bridge, nearest non-TPMR
@@ -25,7 +25,7 @@ const GROUPS: [[u8; 6]; 3] = [
     [0x01, 0x80, 0xc2, 0, 0, 0x00],
 ];
 
-/// What was heard.
+/// The outcome of listening.
 #[derive(Debug)]
 pub enum Heard {
     /// The only neighbour that announced itself.

@@ -1,21 +1,21 @@
-//! What a switch says of itself by LLDP (IEEE 802.1AB): its name, and the port that it says it by.
+//! The announcement of a switch by LLDP (IEEE 802.1AB): its name, and the port that it sends from.
 
 use std::fmt;
 
 /// A neighbour, as one LLDPDU tells of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Neighbour {
-    /// Who it is.
+    /// The switch.
     pub chassis: Id,
     /// By which of its ports it speaks.
     pub port: Id,
-    /// What the port is called besides.
+    /// A second name of the port.
     pub port_description: Option<String>,
     /// Its name.
     pub system_name: Option<String>,
 }
 
-/// How a neighbour names a chassis or a port.
+/// A neighbour's name for a chassis or a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Id {
     /// A hardware address.

@@ -39,12 +39,12 @@ pub struct CablesArgs {
 struct Cable {
     rail: Option<u8>,
     pf: String,
-    /// Where the plan has it end. With `hwplb` there are several, one on each plane.
+    /// The planned end. With `hwplb` there are several, one on each plane.
     expected: Vec<LeafPort>,
     end: End,
 }
 
-/// What is known of the other end.
+/// Knowledge of the other end.
 #[derive(Debug)]
 enum End {
     /// The PF hears nothing, because of this.
@@ -221,7 +221,7 @@ impl Cable {
         }
     }
 
-    /// What is wrong, for people.
+    /// Describes the fault, for people.
     fn problem(&self, all: &[Cable], timeout: u32) -> Option<String> {
         let title = self
             .rail

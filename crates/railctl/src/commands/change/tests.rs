@@ -220,7 +220,7 @@ fn a_node_that_gets_another_prefix_or_gateway_is_a_warning() {
     assert!(import.warnings.is_empty(), "{:?}", import.warnings);
 }
 
-/// Who holds it is unknown, so it counts as alive.
+/// Its holder is unknown, so it counts as alive.
 #[test]
 fn a_lease_that_cannot_be_read_stops_too() {
     let temp = tempfile::tempdir().unwrap();
@@ -419,7 +419,7 @@ fn a_node_takes_the_place_of_another_only_when_that_is_meant() {
         put(&new, &Nodes::All, &replaced).unwrap(),
         ["b same", "c same"]
     );
-    // Where both move, the row tells.
+    // With two rows that move, the row decides.
     let swapped = two(&["b"], &[("b", "10.0.0.0/31"), ("c", "10.0.0.2/31")]);
     let swapped = BTreeMap::from([("p".to_owned(), {
         let mut rows = swapped["p"].clone();

@@ -1,4 +1,4 @@
-//! Which NIC is which rail, by all that is known, and what contradicts.
+//! Decides which NIC is which rail by all the evidence, and lists contradictions.
 
 use super::pci::{Device, Near, Pci};
 use rail_cni::pool::RAILS;
@@ -10,9 +10,9 @@ pub struct Seen {
     pub nic: Device,
     /// Its netdev.
     pub netdev: Option<String>,
-    /// What the host uses it for.
+    /// Its use by the host.
     pub host_use: Option<String>,
-    /// Who is at the other end of its cable.
+    /// The switch at the other end of its cable.
     pub leaf: Option<String>,
     /// Two announcements on its cable, in words: one of them is not the leaf's.
     pub neighbours: Option<String>,
@@ -24,7 +24,7 @@ pub struct Seen {
     pub present: Option<u8>,
 }
 
-/// What is proposed for a NIC.
+/// The proposal for a NIC.
 #[derive(Debug)]
 pub struct Row {
     /// The NIC.
@@ -35,7 +35,7 @@ pub struct Row {
     pub rail: Option<u8>,
     /// Why it is this rail, or none.
     pub reasons: Vec<String>,
-    /// What speaks against it.
+    /// The evidence against it.
     pub contradictions: Vec<String>,
 }
 
@@ -276,7 +276,7 @@ fn refuse_twice(rows: &mut [Row]) {
                 .push("another NIC claims the same rail".to_owned());
         }
     }
-    // What contradicts itself is no proposal, except for what the leaf itself says.
+    // A NIC with contradictions gets no proposal, unless the leaf itself names its rail.
     for row in rows
         .iter_mut()
         .filter(|row| !row.contradictions.is_empty() && row.seen.by_leaf.is_none())

@@ -1,4 +1,4 @@
-//! Which NIC is near which GPU, as the tree of PCI in sysfs has it.
+//! Finds the NICs near each GPU, by the PCI tree in sysfs.
 
 use std::fs;
 use std::path::Path;
@@ -20,13 +20,13 @@ const DATA_DIRECT: u16 = 0x2100;
 pub struct Device {
     /// PCI address.
     pub id: String,
-    /// What it is behind, from the host bridge on.
+    /// The bridges above it, from the host bridge on.
     above: Vec<String>,
     numa: Option<u32>,
     vendor: u16,
 }
 
-/// How near two functions are, the nearest first.
+/// The distance of two functions, the nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Near {
     /// Behind one PCIe switch; with the number of bridges between them.
@@ -52,7 +52,7 @@ impl Near {
 }
 
 impl Device {
-    /// How near another one is.
+    /// The distance of another function.
     pub fn near(&self, other: &Device) -> Near {
         let common = self
             .above
@@ -123,7 +123,7 @@ pub fn scan(sysfs: &Path) -> Result<Pci> {
         } else if matches!(class >> 8, 0x0200 | 0x0207) {
             pci.nics.extend(device(&path, vendor));
         } else if is_gpu(class >> 8, vendor) {
-            // What is at the root itself is part of the CPU.
+            // A function at the root itself is part of the CPU.
             pci.gpus
                 .extend(device(&path, vendor).filter(|gpu| gpu.above.len() > 1));
         }

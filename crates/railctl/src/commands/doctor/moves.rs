@@ -1,7 +1,7 @@
-//! How long this kernel takes to move a netdev to another network namespace: most of the time of an
-//! ADD and of a DEL. It is tried with a veth, between two namespaces that only one thread of this
-//! process is in: the host's devices are not touched, and all of it ends with the thread, however
-//! the process ends.
+//! Measures how long this kernel takes to move a netdev to another network namespace: most of the
+//! time of an ADD and of a DEL. It is tried with a veth, between two namespaces that only one
+//! thread of this process is in: the host's devices are not touched, and all of it ends with the
+//! thread, however the process ends.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

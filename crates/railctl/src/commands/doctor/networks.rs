@@ -11,7 +11,7 @@ use crate::commands::inventory::Inventory;
 use rail_cni::files;
 use rail_cni::netconf::RDMA_CNI;
 
-/// What the ADD of a network needs of the node.
+/// The requirements of a network's ADD on the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Network {
     /// Name of the network.

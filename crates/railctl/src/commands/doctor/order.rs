@@ -1,5 +1,5 @@
-//! Which PF is which rail, by other evidence than node.json. Rails that are swapped there look like
-//! devices of the wrong resource.
+//! Compares the rails of node.json's PFs with other evidence. Rails that are swapped there look
+//! like devices of the wrong resource.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,7 +18,7 @@ use rail_plan::netplan;
 
 /// The directory of this host's netplan files.
 const NETPLAN: &str = "/etc/netplan";
-/// Which devices the kubelet was told of, by resource.
+/// The kubelet's list of devices, by resource.
 const KUBELET: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
 
 /// A rail that has another PF in node.json than elsewhere.
@@ -30,7 +30,7 @@ pub struct Slip {
     pub listed: String,
     /// PCI address of the other one.
     pub expected: String,
-    /// Who says so, as `the address 172.16.0.0 of ens1f0`.
+    /// The source of the evidence, as `the address 172.16.0.0 of ens1f0`.
     pub by: String,
 }
 
@@ -72,7 +72,7 @@ pub fn slips(node: &Node) -> Vec<Slip> {
     judge(&listed, evidence, order)
 }
 
-/// Those of node.json whose PF is there: rail, as it is written, PCI address.
+/// The rails of node.json whose PF is there: rail, as it is written, PCI address.
 fn listed(node: &Node) -> Vec<(u8, String, String)> {
     let address = |pf: &str| {
         let found = match DeviceId::parse(pf) {
@@ -118,7 +118,7 @@ fn judge(
     slips
 }
 
-/// Nothing where a rail has two PFs, or a PF two rails: then they do not count alike.
+/// Empty where a rail has two PFs, or a PF two rails: then they do not count alike.
 fn by_pci(listed: &[(u8, String, String)]) -> Vec<Evidence> {
     let rails: BTreeSet<u8> = listed.iter().map(|(rail, ..)| *rail).collect();
     // A domain can have more digits than another.
@@ -377,7 +377,7 @@ mod tests {
             told(json!({"nvidia.com/rail_1": [first], "nvidia.com/rail_2": [second]})),
             both
         );
-        // One that is not there yet is no reason to count otherwise.
+        // A rail whose device is not there yet does not change the count.
         assert_eq!(told(json!({"nvidia.com/rail-1": [second]})), both[1..]);
         assert!(
             told(json!({"nvidia.com/gpu": ["GPU-1"], "nvidia.com/rail-0": ["GPU-1"], "x/rail-7": null}))

@@ -414,7 +414,7 @@ fn is_of(lease: &Lease, record: &Attachment) -> bool {
     (network, container_id, ifname) == (&owner.network, &owner.container_id, &owner.ifname)
 }
 
-/// Nothing is decided by `since`; but who reads it should know that it is wrong.
+/// Warns of a wrong clock.
 fn clock(live: &[Lease], inventory: &Inventory, found: &mut Findings) {
     let now = SystemTime::now();
     let boot = now

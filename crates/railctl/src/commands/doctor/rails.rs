@@ -36,7 +36,7 @@ struct Stock<'a> {
 pub struct Fault {
     /// The name of the check that reports it.
     name: &'static str,
-    /// What is wrong.
+    /// The problem.
     pub text: String,
     remedy: String,
 }
@@ -202,7 +202,7 @@ fn stock<'a>(node: &Node, rail: &'a Rail, inventory: &Inventory, host: &mut Sock
     stock
 }
 
-/// What an ADD would do with a device.
+/// The verdict of an ADD on a device.
 pub enum Offer {
     /// Take it.
     Usable,
@@ -649,7 +649,7 @@ fn host_addresses(rails: &[&Rail], host: &mut Socket, found: &mut Findings) {
             .iter()
             .chain(rail.vfs.iter().filter_map(|vf| vf.link.as_ref()))
         {
-            // What cannot go into a pod is reported under `host-use`.
+            // A device that cannot go into a pod is reported under `host-use`.
             let Ok(is_dynamic) = has_dynamic_host_addresses(&link.name, link, host) else {
                 continue;
             };

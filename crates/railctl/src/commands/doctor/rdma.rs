@@ -76,7 +76,7 @@ struct Away {
 }
 
 impl Away {
-    /// Where they are, for people.
+    /// Describes their place, for people.
     fn describe(&self) -> String {
         let (names, netns) = (self.names.join(" and "), self.netns.display());
         format!("its RDMA device {names} is in the namespace {netns}")
@@ -232,7 +232,7 @@ fn devices(inventory: &Inventory, why: Option<&str>, found: &mut Findings) {
         if without.is_empty() {
             continue;
         }
-        // What a pod can get of the rail, now or later.
+        // The devices of the rail that a pod can get, now or later.
         let is_lacking = |function: &Function| without.contains(&function.id.as_str());
         let is_last = match &rail.vfs[..] {
             [] => rail.function.as_ref().is_some_and(is_lacking),
@@ -591,7 +591,7 @@ mod tests {
         serde_json::from_value(json).unwrap()
     }
 
-    /// What the ports of rail 0's PF look like; rail 1 is as it should be.
+    /// Judges rail 0 with a PF whose ports have these files; rail 1 is as it should be.
     fn of_ports(up: bool, files: &[(&str, &str)], roce: bool) -> Vec<(Verdict, String)> {
         let root = tempfile::tempdir().unwrap();
         let mut inventory = inventory(root.path(), RdmaMode::Exclusive, &[ALL[0], ALL[2]]);

@@ -22,7 +22,7 @@ const MODE: &str = "roce-mode";
 /// Added to commands whose effect ends with the next boot.
 const PERMANENT: &str = ", and make it permanent";
 
-/// What is known of the port of a rail; an error is the reason why it is not known.
+/// The settings of a rail's port; an error is the reason why they are unknown.
 struct Port<'a> {
     rail: &'a Rail,
     /// Name of the netdev.
@@ -233,7 +233,7 @@ type Row<'a> = (&'a Rail, &'a str, Result<[u8; 2], String>);
 struct Property<'a> {
     /// Name of the check.
     name: &'static str,
-    /// What node.json wants.
+    /// The value of node.json.
     wanted: Option<[u8; 2]>,
     seen: Vec<Row<'a>>,
     show: fn([u8; 2]) -> String,

@@ -29,7 +29,7 @@ const FLANNEL: &str = "/run/flannel/subnet.env";
 /// A network that a pod reaches by eth0.
 struct Known {
     network: IpNet,
-    /// What the network is, for messages.
+    /// The network's kind, for messages.
     of: String,
 }
 

@@ -41,8 +41,8 @@ pub const CONFIGURATIONS: &str = "/etc/cni/net.d";
 const MODULE: &[u8] = b"github.com/containernetworking/cni\t";
 /// The longest version that is looked for.
 const LONGEST: usize = 64;
-/// What a program has of libcni if its build left out the versions, as Debian's do: the name of a
-/// function, and of a package since CNI 1.0; and a key that libcni knows since CNI 1.1.
+/// The traces of libcni in a program whose build left out the versions, as Debian's do: the name of
+/// a function, and of a package since CNI 1.0; and a key that libcni knows since CNI 1.1.
 const LIBRARY: &[u8] = b"github.com/containernetworking/cni/libcni.";
 const SINCE_1_0: &[u8] = b"github.com/containernetworking/cni/pkg/types/100.";
 const SINCE_1_1: &[u8] = b"disableGC";

@@ -17,7 +17,7 @@ use rail_cni::watchdog;
 /// Time between two looks at the node.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What is waited for.
+/// The conditions of the wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
     /// MTU to assume if no network here sets one.
@@ -68,8 +68,8 @@ pub fn wait(seconds: u32, needs: Needs, output: Output) -> Result<ExitCode> {
     }
 }
 
-/// What a node needs that comes by itself while it boots, or from whoever writes node.json and the
-/// plan. Runtimes are left out: kubelet may be what waits.
+/// Looks for the parts of a node that arrive while it boots, or that node.json and the plan bring.
+/// Runtimes are left out: kubelet may be what waits.
 fn look(needs: Needs, found: &mut Findings) -> Node {
     let Needs {
         mtu,

@@ -19,9 +19,9 @@ use rail_cni::netns;
 pub struct Difference {
     /// Its name.
     pub variable: &'static str,
-    /// What it would be; `None`: not set.
+    /// The expected value; `None`: not set.
     pub expected: Option<String>,
-    /// What it is; `None`: not set.
+    /// The value found; `None`: not set.
     pub found: Option<String>,
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// What a process was started with, and what NCCL takes from files.
+/// The environment of a process at its start, with NCCL's files.
 #[derive(Debug, Default)]
 pub struct Environment(BTreeMap<String, String>);
 
@@ -50,7 +50,7 @@ pub struct Environment(BTreeMap<String, String>);
 const LARGEST: u64 = 4 << 20;
 
 impl Environment {
-    /// That of the process `pid`, or of this one.
+    /// The environment of the process `pid`, or of this one.
     pub fn of(pid: Option<u32>) -> Result<Environment> {
         let process = pid.map_or(PathBuf::from("/proc/self"), |pid| {
             format!("/proc/{pid}").into()

@@ -15,7 +15,7 @@ use rail_cni::failure;
 
 /// The kubelet writes the pod's own name there.
 const HOSTS: &str = "/etc/hosts";
-/// How it begins in a pod with `hostNetwork: true`.
+/// Its beginning in a pod with `hostNetwork: true`.
 const OF_NODE: &str = "# Kubernetes-managed hosts file (host network)";
 const LARGEST: u64 = 1 << 20;
 /// A name in DNS, without the dots at its ends (RFC 1035).
@@ -28,7 +28,7 @@ const MOST: u32 = 200_000;
 const LEADER: &str = "LWS_LEADER_ADDRESS";
 const SIZE: &str = "LWS_GROUP_SIZE";
 
-/// How many pods there are.
+/// The number of pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Count {
     /// In the pod's own Job, or what else numbers its pods in one row.
@@ -87,19 +87,19 @@ impl Count {
     }
 }
 
-/// What a pod knows of the others.
+/// A pod's knowledge of the others.
 #[derive(Debug, Default)]
 pub struct Known {
     /// The host name.
     host: String,
-    /// What is in /etc/hosts.
+    /// The content of /etc/hosts.
     hosts: String,
-    /// Those of LeaderWorkerSet.
+    /// The variables of LeaderWorkerSet.
     variables: BTreeMap<&'static str, String>,
 }
 
 impl Known {
-    /// That of this pod.
+    /// Reads this pod's.
     pub fn look() -> Result<Known> {
         let host = nix::unistd::gethostname().context("cannot read the host name")?;
         let mut hosts = Vec::new();
@@ -248,7 +248,7 @@ impl Known {
         })
     }
 
-    /// What follows the host name in the first full name that /etc/hosts has of it.
+    /// The domain in the first full name that /etc/hosts has for the host name.
     fn own_domain(&self) -> Option<&str> {
         // Of a pod in the node's network it is the node's file, and so is the name.
         if self.hosts.starts_with(OF_NODE) {

@@ -35,14 +35,14 @@ pub fn parse_rails(text: &str) -> Result<Numbers, String> {
     Ok(all)
 }
 
-/// What this pod has.
+/// The rails of this pod.
 #[derive(Debug)]
 pub struct Pod {
     /// Its rails, by number and plane.
     pub rails: Vec<Rail>,
     /// The interface of its default route, by which pods find each other: usually eth0.
     pub interface: Option<String>,
-    /// What is not known, a sentence each.
+    /// Gaps in the knowledge, a sentence each.
     pub unknown: Vec<String>,
 }
 
@@ -51,7 +51,7 @@ pub struct Pod {
 pub struct Rail {
     /// The name of the interface as it is now.
     pub interface: String,
-    /// What rail-cni said of it.
+    /// The alias that rail-cni set.
     pub alias: Alias,
     /// Its addresses, but for link-local ones.
     pub addresses: Vec<IpNet>,
@@ -188,7 +188,7 @@ impl Pod {
 }
 
 impl Rail {
-    /// What makes it another rail than those beside it.
+    /// Its rail and plane, which distinguish it from those beside it.
     fn place(&self) -> (u8, Option<u8>) {
         (self.alias.rail, self.alias.plane)
     }

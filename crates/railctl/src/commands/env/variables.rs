@@ -175,8 +175,8 @@ mod tests {
             .map(|one| one.value.clone())
     }
 
-    /// How NCCL reads an entry: name, port, and since 2.30 rail and plane. Before, it passed over
-    /// all that follows the port.
+    /// Reads an entry as NCCL does: name, port, and since 2.30 rail and plane. Before, it passed
+    /// over all that follows the port.
     fn read(value: &str, knows_rails: bool) -> Vec<(String, i32, i32, i32)> {
         let list = value.strip_prefix('=').unwrap();
         let entry = |entry: &str| {

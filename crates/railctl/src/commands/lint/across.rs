@@ -1,4 +1,4 @@
-//! What is compared when all files are read: values that are good in each network by itself.
+//! Compares the networks of all files: values that are good in each network by itself.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,5 +1,5 @@
-//! What a chain of other plugins becomes with rail-cni: which plugins go, which stay, and which
-//! keys change their place.
+//! Converts a chain of other plugins to rail-cni: which plugins go, which stay, and which keys
+//! change their place.
 
 use serde_json::{Map, Value, json};
 
@@ -60,10 +60,10 @@ const REPLACED: [(&str, &str); 6] = [
 /// The plugins of a network as they are with rail-cni, and what is to be known of the change.
 pub(super) struct Chain {
     pub(super) plugins: Vec<Map<String, Value>>,
-    /// Which of them attaches the device, if that one is ours.
+    /// The plugin that attaches the device, if it is ours.
     pub(super) whole: Option<usize>,
     pub(super) notes: Vec<Fault>,
-    /// What ADD or CHECK of the network as it is now fails for.
+    /// Reasons for which ADD or CHECK of the present network fails.
     pub(super) faults: Vec<Fault>,
 }
 

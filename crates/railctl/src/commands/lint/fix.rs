@@ -20,7 +20,7 @@ pub(super) struct Fixed {
     /// The keys of the list beside `plugins`.
     pub(super) list: Map<String, Value>,
     pub(super) plugins: Vec<Map<String, Value>>,
-    /// What has to be true before a pod names it.
+    /// Conditions before a pod names it.
     pub(super) notes: Vec<String>,
 }
 

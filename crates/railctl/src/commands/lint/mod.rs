@@ -52,14 +52,14 @@ const LIST_KEYS: [&str; 7] = [
 ];
 const RESOURCE: &str = "k8s.v1.cni.cncf.io/resourceName";
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Severity {
     /// ADD refuses it, or it cannot be intended.
     Error,
     /// It works, perhaps not as it was intended.
     Warning,
-    /// Nothing is to be done.
+    /// No action is needed.
     Note,
 }
 
@@ -125,7 +125,7 @@ struct Range {
 /// The difference between the number in a name and the rail; the index of the rail, and the name.
 type Shift<'a> = (i64, usize, &'a str);
 
-/// All that was read, and what was found.
+/// The files, and the findings.
 #[derive(Debug, Default)]
 pub struct Lint {
     /// The files in the order of the arguments.
@@ -233,7 +233,7 @@ impl Finding {
     }
 }
 
-/// What a file may have.
+/// The content of a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Content {
     /// Networks: a file with none is a mistake.
@@ -856,7 +856,7 @@ impl Lint {
         self.warning(plugin, &context.name, "type", problem);
     }
 
-    /// What is to be changed behind a plugin of ours, or one like ours; and the network as it is
+    /// Plans the change behind a plugin of ours, or one like ours, and builds the network as it is
     /// then.
     fn become_ours(&mut self, part: Part, plugins: &[Part], context: &Context) -> bool {
         let Chain {

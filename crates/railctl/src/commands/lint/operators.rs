@@ -22,7 +22,7 @@ pub(super) struct Made {
     pub(super) resource: Option<String>,
     /// The plugins, as the operator writes them.
     pub(super) plugins: Vec<Value>,
-    /// What the operator takes away together with its object.
+    /// Keys that the operator removes together with its object.
     pub(super) also: &'static str,
 }
 

@@ -25,20 +25,20 @@ pub(super) struct Pod {
     may_lock: bool,
 }
 
-/// Whose pods they are.
+/// The owner of pods.
 #[derive(Clone, Copy)]
 struct Owner<'a> {
     name: &'a str,
     namespace: &'a str,
-    /// What a pod has that says nothing itself.
+    /// The annotations of a pod whose own part has none.
     annotations: Option<Part<'a>>,
     is_laid_over_presets: bool,
 }
 
-/// What makes an object the `spec` of a pod: a list of containers, or one. Argo has `container` and
-/// `script`, KServe a `model`.
+/// Marks of the `spec` of a pod in an object: a list of containers, or one. Argo has `container`
+/// and `script`, KServe a `model`.
 const IN_POD: [&str; 4] = ["containers", "container", "script", "model"];
-/// What is laid over pods that are elsewhere.
+/// Keys that are laid over pods defined elsewhere.
 const PARTS: [&str; 4] = [
     "extraPodSpec",
     "podTemplateOverrides",
@@ -106,7 +106,7 @@ impl Lint {
         ]
         .iter()
         .find_map(|path| part.get(path));
-        // That of the object itself is known.
+        // The object's own annotations are known.
         let own = own.filter(|all| part.get("kind").is_none() && all.value.is_object());
         let owner = Owner {
             annotations: own.or(owner.annotations),

@@ -5,7 +5,7 @@ use rail_cni::netconf::NetConf;
 use rail_cni::node::Node;
 use std::fs;
 
-/// What is said of files with these texts, without the folder.
+/// Lints files with these texts; the messages leave out the folder.
 fn lint_of(files: &[(&str, &str)]) -> (Lint, Vec<String>) {
     let temp = tempfile::tempdir().unwrap();
     let names = files.iter().map(|(name, text)| {
@@ -158,8 +158,8 @@ fn a_good_network_is_clean_in_every_form() {
     assert_eq!((told, lint.networks, lint.others), (vec![], 0, 1));
 }
 
-/// What is replaced in the good one, by what, and then the line, the severity, the network and the
-/// key that is found, with what else must be named: the least that brings it about.
+/// Replacements in the good network, and for each the line, severity, network and key of the
+/// finding, with words that it must contain: the least that brings it about.
 const FINDINGS: &str = r#"
 # keys
 "mtu": 9000, => "mtu": 9000, "maxTxRate": 1, => 16: error: rail-3: maxTxRate:…max_tx_rate?
@@ -277,7 +277,8 @@ fn each_finding_is_shown_with_its_line() {
     golden::says("lint", "a network with one change", said);
 }
 
-/// What ADD would tell one after the other is told at once, and no fault makes another.
+/// All errors that ADD would report one after the other are listed at once, and no fault causes
+/// another.
 #[test]
 fn all_that_add_refuses_is_told_at_once() {
     let many = r#""mtu": "9000", "trust": "x", "vlan": 5000, "vlanQoS": 9, "rdma": "y", "sysctl": {"a": "b"},"#;
@@ -426,7 +427,7 @@ fn files_that_are_no_networks_end_in_an_error() {
     assert_eq!(lint.findings.len(), 3, "{:?}", lint.findings);
 }
 
-/// What is said of a folder with these files.
+/// Lints a folder with these files.
 fn lint_of_folder(files: &[(&str, &str)]) -> (Lint, Vec<String>) {
     let temp = tempfile::tempdir().unwrap();
     for (name, text) in files {
@@ -470,7 +471,7 @@ fn a_folder_of_manifests_is_read_with_what_is_beside_them() {
         "{told:?}"
     );
     assert_eq!((lint.networks, lint.others), (4, 0));
-    // What ends in .json is for a runtime.
+    // A file that ends in .json is for a runtime.
     let (_, told) = lint_of_folder(&[("a.yaml", &good()), ("b.json", "{\"a\": 1}")]);
     assert!(told[0].starts_with("b.json:1: error: "), "{told:?}");
     // A template is none yet.
@@ -659,7 +660,7 @@ fn the_addresses_of_the_host_need_no_pool() {
 }
 
 proptest! {
-    /// Whatever ADD refuses is an error here: who lints his networks is not surprised by a pod.
+    /// Every refusal of ADD is an error here: a pod cannot surprise the author of a linted network.
     #[test]
     fn lint_and_add_agree(
         key in prop::sample::select(netconf::known()),
@@ -733,7 +734,7 @@ fn a_plugin_for_the_rdma_device_alone_stands_behind_another_and_sets_nothing_els
     golden::says("lint", "mode rdma", said);
 }
 
-/// What `lint --fix` prints of files, and what is said of them.
+/// The output of `lint --fix`, and its messages.
 fn fixed(files: &[(&str, &str)]) -> (String, Vec<String>) {
     let (mut lint, told) = lint_of(files);
     (lint.fixed(), told)
@@ -792,7 +793,7 @@ fn a_chain_says_what_goes_what_stays_and_what_moves() {
         *tuning,
         json!({"type": "tuning", "sysctl": {"net.ipv4.conf.all.arp_announce": "2"}})
     );
-    // What has to stay is not complained of.
+    // Keys that have to stay cause no message.
     let stays = CHAIN
         .replace(r#""mtu": 4220, "#, "")
         .replace(r#""net.ipv4.conf.IFNAME.arp_filter": "1", "#, "");
@@ -1227,7 +1228,8 @@ fn pods_are_found_in_whatever_makes_them() {
         spec: {containers: [{resources: {limits: {rdma/roce_gdr: 1}}}]}\n";
     let (_, told) = lint_of(&[("f", shared)]);
     assert!(told.len() == 1 && told[0].contains("IPC_LOCK"), "{told:#?}");
-    // What is laid over other pods says nothing of their devices, nor presets of their rights.
+    // Parts that are laid over other pods tell nothing of their devices, nor presets of their
+    // rights.
     for (kind, spec) in [
         (
             "DynamoGraphDeployment",
@@ -1251,7 +1253,7 @@ fn pods_are_found_in_whatever_makes_them() {
             Vec::<String>::new()
         );
     }
-    // What the object has, these pods do not get.
+    // These pods do not get the object's own values.
     for (kind, spec) in [
         (
             "Deployment",

@@ -14,9 +14,9 @@ use crate::commands::inventory::Inventory;
 use rail_cni::device::gid::Gid;
 
 const PROGRAM: &str = "ib_write_bw";
-/// Those of the rails follow.
+/// The first port; the rails use the next ones.
 const FIRST_PORT: u16 = 18515;
-/// How long it writes, in seconds.
+/// Duration of writing, in seconds.
 const WRITES: &str = "2";
 /// The longest measurement, with what comes before and after it.
 const LONGEST: Duration = Duration::from_secs(20);
@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Before a peer that is not ready is asked again.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// What a rail measures with.
+/// The GID that a rail measures with.
 #[derive(Clone, Debug)]
 pub struct Measure {
     gid: Gid,
@@ -141,7 +141,7 @@ impl Measure {
     }
 }
 
-/// What it printed, if it ended in time.
+/// The output, if the program ended in time.
 fn wait(mut child: Child, ending: &Ending, until: Instant) -> Option<Output> {
     loop {
         match child.try_wait() {

@@ -1,4 +1,4 @@
-//! When a preflight ends early: a signal asks it to, or a pod wants a rail. It looks between two
+//! The early end of a preflight: by a signal, or for a pod that wants a rail. It looks between two
 //! steps, and gives back what it took.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use nix::sys::signal::{SigSet, Signal};
 use rail_cni::attach::attachments::Attachments;
 use rail_cni::node::Node;
 
-/// How often it looks whether a pod wants a rail. ADD waits for a device that is given back for a
+/// Pause between looks for a pod that wants a rail. ADD waits for a device that is given back for a
 /// few seconds.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -69,7 +69,7 @@ impl Ending {
         self.0.is_near.load(Ordering::Relaxed)
     }
 
-    /// Who wants a rail.
+    /// The pod that wants a rail.
     pub fn wanted(&self) -> Option<String> {
         self.0.wanted.get().cloned()
     }

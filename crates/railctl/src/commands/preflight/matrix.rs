@@ -25,7 +25,7 @@ td { padding: .1rem .5rem; }
 li { overflow-wrap: anywhere; }
 ";
 
-/// What a peer answered.
+/// A peer's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Answer {
@@ -53,7 +53,7 @@ impl Answer {
         matches!(self, Answer::TooLarge | Answer::Silent)
     }
 
-    /// How a page colors it.
+    /// Its class on a page, for the color.
     fn class(self) -> &'static str {
         match self {
             Answer::Reached => "good",
@@ -72,7 +72,7 @@ impl Answer {
     }
 }
 
-/// What a node printed with `--output json`.
+/// The output of a node with `--output json`.
 #[derive(Debug, Deserialize)]
 struct Report {
     node: String,
@@ -229,7 +229,7 @@ impl Matrix {
         self.missing.is_empty() && self.rails().all(|(_, rail)| rail.state() != "wrong")
     }
 
-    /// How many rails are in each state, and how many peers gave each answer.
+    /// Numbers of rails in each state, and of peers with each answer.
     fn counts(&self) -> (BTreeMap<&str, usize>, BTreeMap<&'static str, usize>) {
         let (mut states, mut answers) = (BTreeMap::new(), BTreeMap::new());
         for (_, rail) in self.rails() {
@@ -259,7 +259,7 @@ impl Matrix {
         format!("{} nodes; rails: {rails}; {peers}", self.nodes.len())
     }
 
-    /// What to look at, a line each.
+    /// The problems, a line each.
     fn problems(&self) -> Vec<String> {
         let mut lines: Vec<_> = self
             .missing
@@ -456,8 +456,8 @@ impl Rail {
         }
     }
 
-    /// What is wrong, without peers that were not there: they come last, and in the order of the
-    /// peers.
+    /// Problems of its own, without peers that were not there: they come last, and in the order of
+    /// the peers.
     fn own_problems(&self) -> impl Iterator<Item = &str> {
         let of_peers = self
             .asked
@@ -533,7 +533,7 @@ mod tests {
         let all = matrix(&[without, both[1].clone()], &[]).unwrap();
         assert_eq!((all.is_good(), all.problems().len()), (true, 0), "{all:?}");
         assert_eq!(all.nodes[0].rails[1].state(), "fine");
-        // What else is wrong stays so.
+        // Other problems stay.
         let mut own = both[1].clone();
         own["rails"][1]["problems"] =
             json!([{"step": "gateway", "text": "g"}, {"step": "peer", "text": "p"}]);

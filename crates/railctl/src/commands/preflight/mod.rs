@@ -37,7 +37,7 @@ use rail_netlink::link::{self, faults};
 
 /// The size of packets that every network passes: the smallest MTU of IPv6.
 const SMALL: u32 = 1280;
-// What to do.
+// Remedies.
 const LEAF_PORT: &str = "the leaf port";
 const LET_ANSWER: &str = "it answered ARP or ND, so allow ICMP on the leaf";
 /// Before a peer that did not answer is asked again.
@@ -90,7 +90,7 @@ struct Tried<'a> {
     number: u8,
     ifname: String,
     outcome: Outcome,
-    /// What was wrong after an ADD.
+    /// Problems after an ADD.
     problems: Vec<Problem>,
     /// The leaf that the plan of the fabric has for it.
     leaf: Option<String>,
@@ -100,14 +100,14 @@ struct Tried<'a> {
     bandwidth: Option<(String, f64)>,
 }
 
-/// What every rail is asked by.
+/// The parameters of the checks of every rail.
 struct Asking<'a> {
     peers: &'a BTreeMap<u8, BTreeSet<IpAddr>>,
     fabric: Option<&'a Fabric>,
     node: &'a Node,
     ending: &'a Ending,
     until: Instant,
-    /// What to measure bandwidth with, by interface; empty if nobody asked for it.
+    /// The means to measure bandwidth, by interface; empty without a request.
     measures: BTreeMap<String, Measure>,
 }
 
@@ -144,9 +144,9 @@ struct Interface {
     ips: Vec<Ip>,
     /// `None` without a carrier.
     mtu: Option<u32>,
-    /// What rose meanwhile, of the PF and of the device.
+    /// Counters that rose meanwhile, of the PF and of the device.
     counted: [Counters; 2],
-    /// The same of RDMA, of both.
+    /// RDMA counters that rose, of both.
     rdma: RdmaCounters,
 }
 
@@ -271,7 +271,7 @@ fn print(all: &[Tried<'_>], node: &Node, output: Output) -> Result<()> {
     })
 }
 
-/// What all nodes said, in one: it needs no node.json, and changes nothing.
+/// Merges the reports of all nodes: it needs no node.json, and changes nothing.
 pub fn merge(args: &PreflightArgs, output: Output) -> Option<Result<ExitCode>> {
     let folder = args.merge.as_deref()?;
     Some(matrix::merge(
@@ -382,7 +382,7 @@ impl Tried<'_> {
         counters
     }
 
-    /// What the rail does in the pod. The calling thread is in its namespace.
+    /// Checks the rail in the pod. The calling thread is in its namespace.
     fn check(&mut self, asking: &Asking<'_>) -> Result<()> {
         let Outcome::Attached(interface) = &mut self.outcome else {
             return Ok(());
@@ -519,7 +519,7 @@ impl Tried<'_> {
                 Outcome::Untried(State::InUse, format!("returned at once, because {who}"));
             self.asked.clear();
             self.bandwidth = None;
-            // What a rail owes to its host is wrong whoever came.
+            // A rail that does not return is a fault, whoever wants it.
             self.problems.retain(|problem| problem.step == "del");
         }
     }
@@ -545,7 +545,7 @@ impl Tried<'_> {
     }
 }
 
-/// Who is asked.
+/// The other end of a check.
 enum End {
     /// With its leaf port, if the plan says it.
     Gateway(Option<String>),
@@ -621,7 +621,7 @@ fn free_device(rail: &Rail, inventory: &Inventory, node: &Node) -> Result<String
     if inventory.is_pf_mode(node) {
         devices.extend(rail.function.as_ref().map(|pf| (pf, rail.link.is_some())));
     }
-    // What a dead pod left, the ADD restores.
+    // The ADD restores the traces of a dead pod.
     let is_held = |device| match inventory.holder(device) {
         Some(attached) => !attached.is_left_over(),
         None => inventory.is_held(device),
@@ -653,7 +653,7 @@ fn free_device(rail: &Rail, inventory: &Inventory, node: &Node) -> Result<String
     })
 }
 
-/// Who has the addresses of this rail, if none is left.
+/// The holders of this rail's addresses, if none is left.
 fn leased(rail: u8, node: &Node) -> Option<String> {
     let name = node_name(node).ok()?;
     for (_, allocation) in store::of_rail(node, &name, rail.into()).unwrap_or_default() {

@@ -26,7 +26,7 @@ pub struct Row {
     leaf: Option<String>,
 }
 
-/// How far away a peer is.
+/// The distance of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
@@ -49,7 +49,7 @@ pub struct Peer {
     pub address: IpAddr,
     /// Its leaf.
     pub leaf: Option<String>,
-    /// How far away it is.
+    /// Its distance.
     pub way: Way,
 }
 

@@ -17,12 +17,12 @@ use super::ending::Ending;
 
 /// The first packet may be lost while a leaf on the way asks for a MAC.
 const TRIES: u8 = 3;
-/// How long an answer to each is waited for.
+/// Time limit for each answer.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Before the next try, if the kernel refused to send at once.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Where packets leave.
+/// The source of packets.
 #[derive(Clone, Debug)]
 pub struct From<'a> {
     /// The interface.

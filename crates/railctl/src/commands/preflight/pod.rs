@@ -22,7 +22,7 @@ use super::super::output_within;
 use crate::output;
 
 const PLUGIN: &str = "rail-cni";
-/// What ends a plugin by itself is its own time limit; this is for one that cannot even do that.
+/// A plugin is ended by its own time limit; this is for one that cannot even do that.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// The namespace, and the attachments in it. Dropping it gives everything back; if this process is
@@ -39,7 +39,7 @@ pub struct Pod {
     attached: Vec<(String, Value)>,
 }
 
-/// What a plugin answered.
+/// A plugin's answer.
 pub type Answer<T> = Result<T, ErrorJson>;
 
 impl Pod {
@@ -117,8 +117,8 @@ impl Pod {
             .env("CNI_NETNS", self.path())
             .env("CNI_PATH", &self.plugins)
             .env_remove("CNI_ARGS");
-        // What it logs is in the log of node.json, and its error in its answer. A Ctrl-C is for
-        // this process alone.
+        // Its log is the one of node.json, and its error is in the answer. A Ctrl-C is for this
+        // process alone.
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -22,7 +22,7 @@ pub enum Change {
     Mtu { from: u32, to: u32 },
     /// The PF is down: its VFs have no carrier.
     Up,
-    /// What the PF has set for a VF.
+    /// A PF's setting of a VF.
     Setting {
         vf: String,
         number: u32,
@@ -30,7 +30,7 @@ pub enum Change {
         from: VfState,
         to: VfState,
     },
-    /// Who drives a VF.
+    /// The driver of a VF.
     Driver {
         vf: String,
         from: Option<String>,
@@ -73,7 +73,7 @@ impl Change {
         }
     }
 
-    /// What changes, from what and to what.
+    /// The name of the change, with the values before and after.
     fn parts(&self) -> (&'static str, String, String) {
         match self {
             Change::Number { from, to } => ("number", from.to_string(), to.to_string()),
@@ -114,7 +114,7 @@ impl Change {
 /// The driver of functions for programs in user space.
 pub const VFIO: &str = "vfio-pci";
 
-/// Everything that differs on the PF `pf` of `rail`. VFs of pods are theirs, and are not compared.
+/// All differences on the PF `pf` of `rail`. VFs of pods are theirs, and are not compared.
 pub fn differences(
     (rail, pf): (&Rail, &Link),
     wanted: &Vfs,

@@ -41,7 +41,7 @@ pub fn make(row: usize, wanted: &Vfs, node: &Node, args: &VfsArgs) -> (State, Ve
     )
 }
 
-/// What is left after a round.
+/// The outcome of a round.
 enum Left {
     Nothing,
     Something,

@@ -37,10 +37,10 @@ struct Outcome {
     pf: String,
     netdev: Option<String>,
     wanted: Vfs,
-    /// How many VFs it has, and how many its firmware allows.
+    /// The number of its VFs, and the firmware's limit.
     vfs: (u32, u32),
     state: State,
-    /// What was changed; what differs, if nothing was.
+    /// The changes; the differences, if there were none.
     changes: Vec<Change>,
 }
 
@@ -124,7 +124,7 @@ fn bring(row: usize, wanted: &Vfs, node: &Node, args: &VfsArgs) -> (State, Vec<C
     }
 }
 
-/// What differs on the PF of a row. Fails if it may not be changed.
+/// Finds the differences on the PF of a row. Fails if it may not be changed.
 fn look(
     row: usize,
     wanted: &Vfs,

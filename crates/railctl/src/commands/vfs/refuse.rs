@@ -20,7 +20,7 @@ use serde_json::Value;
 pub struct Refusal {
     /// Documented in docs/operations.md.
     pub reason: &'static str,
-    /// What hinders, and what to do.
+    /// The obstacle and its remedy.
     pub text: String,
 }
 
@@ -31,11 +31,11 @@ impl Refusal {
     }
 }
 
-/// What a change is judged by.
+/// The facts for the judgement of a change.
 pub struct Judge<'a> {
     /// The node.
     pub node: &'a Node,
-    /// What the node has now.
+    /// The node's present state.
     pub inventory: &'a Inventory,
     /// A socket of the host's namespace.
     pub host: &'a mut Socket,
@@ -189,7 +189,8 @@ fn refuse_beyond_firmware(pf: &Function, wanted: &Vfs) -> Result<(), Refusal> {
     })
 }
 
-/// Where the daemon of sriov-network-operator keeps, on each host, what it applied to each PF.
+/// Directory in which the daemon of sriov-network-operator keeps, on each host, what it applied to
+/// each PF.
 const OPERATOR: &str = "/etc/sriov-operator";
 
 /// Refuses a PF that sriov-network-operator manages: it would take back what is made here. Its
