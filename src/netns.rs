@@ -162,6 +162,30 @@ pub struct NetnsId {
     directory: (u64, u64),
 }
 
+/// A sandbox of a pod. In one pod's life a runtime may make another, without a DEL for the first.
+#[derive(Clone, Copy, Debug)]
+pub struct Sandbox<'a> {
+    /// UID of the pod, where the runtime told it.
+    pub pod_uid: Option<&'a str>,
+    /// CNI_CONTAINERID.
+    pub container_id: &'a str,
+    /// Its namespace, if it has one.
+    pub netns: Option<&'a NetnsId>,
+}
+
+impl Sandbox<'_> {
+    /// Whether `now` is a newer sandbox of this one's pod. By the age of the namespace, so that a
+    /// late call for the old one takes nothing from the new one.
+    pub fn is_replaced_by(&self, now: &Sandbox) -> bool {
+        let is_of_one_pod = self.pod_uid.is_some() && self.pod_uid == now.pod_uid;
+        let is_older = match (self.netns, now.netns) {
+            (Some(then), Some(now)) => then.is_older_than(now),
+            _ => false,
+        };
+        is_of_one_pod && is_older && self.container_id != now.container_id
+    }
+}
+
 /// A process that keeps a namespace in existence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keeper {
@@ -278,6 +302,11 @@ impl NetnsId {
             }
         }
         keepers
+    }
+
+    /// Whether this namespace was certainly there before `other`. Below /proc no age is known.
+    pub fn is_older_than(&self, other: &NetnsId) -> bool {
+        self.created != 0 && self.created < other.created
     }
 
     fn is_seen_in(&self, meta: &Metadata) -> bool {

@@ -22,6 +22,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"
 source "$root/scripts/debian.sh"
 
 suite=trixie
+# What a clone needs, beside the least that Debian is.
+included=ca-certificates,git
 place=/root/rail-cni
 passed=0 failed=0
 
@@ -42,7 +44,7 @@ main() {
     exec {lock}>"$cache/lock"
     flock "$lock"
     log=$cache/log
-    archive=$cache/$suite-$(uname -m).tar.gz
+    archive=$cache/$suite-$(uname -m)-$included.tar.gz
     [[ -s $archive ]] || make_archive
     make_root
     flock -u "$lock"
@@ -73,9 +75,9 @@ make_archive() {
     tell "fetching a minimal Debian $suite"
     # shellcheck disable=SC2016
     unshare --mount --propagation private "$BASH" -euo pipefail -c '
-        debootstrap --variant=minbase --include=ca-certificates,git --keyring="$1" "$2" "$3" "$4" >"$5" 2>&1
+        debootstrap --variant=minbase --include="$7" --keyring="$1" "$2" "$3" "$4" >"$5" 2>&1
         tar --one-file-system --exclude=./proc/* --exclude=./sys/* --exclude=./dev/* -C "$3" -czf "$6.new" .
-        mv "$6.new" "$6"' bash "$debian_keyring" "$suite" "$work/debootstrap" "$mirror" "$log" "$archive" ||
+        mv "$6.new" "$6"' bash "$debian_keyring" "$suite" "$work/debootstrap" "$mirror" "$log" "$archive" "$included" ||
         cannot "no Debian $suite from $mirror" log
     rm -rf "$work/debootstrap"
 }

@@ -14,9 +14,10 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::Value;
 
-use super::attaching::{Attaching, OtherRecords, Subject, new_owner};
+use super::attaching::{Attaching, OtherRecords, Subject, netns_of, new_owner};
 use super::claim;
 use super::context::Cx;
+use super::heal::{self, Claimant};
 use super::ipam::Ipam;
 use super::locate::Place;
 use super::owner::{Key, Owner};
@@ -27,11 +28,11 @@ use super::steps::host_addresses::HostAddresses;
 use super::steps::lease::IpamLease;
 use super::steps::rail::Rail;
 use super::steps::{gateway, guid, rail};
-use super::{heal, pending, planes};
+use super::{pending, planes};
 use crate::cni::{self, AddResult, Attachment, Command, Network, Version, find_plugin};
 use crate::device::{self, Device};
 use crate::netconf::{NetConf, Rdma};
-use crate::netns::{Netns, Pod};
+use crate::netns::{Netns, NetnsId, Pod, Sandbox};
 use crate::node::Node;
 use crate::{calls, fail, watchdog};
 use rail_netlink::Socket;
@@ -122,14 +123,25 @@ impl<'a> Request<'a> {
         heal::own_attachment(records, &listed, key, node, &mut host)?;
         rail::refuse_name_in_use(&mut pod.socket, &key.attachment.ifname)?;
         heal::rdma_name(&self.conf, key, records, node)?;
-        let claimed = claim::claim(records, &listed, &self.conf, key, node, &mut host)?;
+        let netns_id = netns_of(self.path)?;
+        let claimant = Claimant {
+            key,
+            conf: &self.conf,
+            sandbox: Sandbox {
+                pod_uid: self.network.args.pod_uid(),
+                container_id: &key.attachment.container_id,
+                netns: Some(&netns_id),
+            },
+            node,
+        };
+        let claimed = claim::claim(records, &listed, &claimant, &mut host)?;
         let device = claimed.device;
 
         device::allowed::check(&device, &self.conf, node, &self.network.name, &mut host)?;
         let ipam_config = self.take_rail_from(&device)?;
         self.refuse_impossible(&device, records, &mut host)?;
 
-        let owner = self.owner(key, &device)?;
+        let owner = self.owner(key, netns_id, &device)?;
         let place = match &device.original.link {
             Some(link) => Place::Host(link.clone()),
             None => Place::UserSpace,
@@ -182,8 +194,8 @@ impl<'a> Request<'a> {
     }
 
     /// The owner of the claimed device.
-    fn owner(&self, key: &Key, device: &Device) -> Result<Owner> {
-        let mut owner = new_owner(self.network, key, self.path, &self.conf, device)?;
+    fn owner(&self, key: &Key, netns: NetnsId, device: &Device) -> Result<Owner> {
+        let mut owner = new_owner(self.network, key, netns, &self.conf, device)?;
         if let Some(link) = &device.original.link {
             owner.inside.mac = match &self.conf.mac {
                 Some(mac) => link::format_mac(mac),
@@ -222,7 +234,7 @@ impl<'a> Request<'a> {
         let mut added = ipam.add(&add, self.network.version);
         // Earlier pods may have left the address in use.
         if added.as_ref().is_err_and(cni::gave_nothing)
-            && self.free_addresses(&name, &key, &pending_before, records)?
+            && self.free_addresses(&name, &attach.cx.owner, &pending_before, records)?
         {
             let del = Command::Del(key.attachment, Some(self.path.to_owned()));
             ipam.run(&del)?;
@@ -239,17 +251,18 @@ impl<'a> Request<'a> {
         Ok(leased)
     }
 
-    /// Frees the addresses of dead pods. Returns whether another ADD of the IPAM plugin `name` may
-    /// succeed.
+    /// Frees the addresses of dead pods, and of older sandboxes of this one. Returns whether another
+    /// ADD of the IPAM plugin `name` may succeed.
     fn free_addresses(
         &self,
         name: &str,
-        key: &Key,
+        owner: &Owner,
         pending_before: &[String],
         records: &Records,
     ) -> Result<bool> {
-        let has_returned = heal::returned_devices(records, self.node)?;
-        let is_freed = pending::free_addresses(pending_before, records, self.node, name, key)?;
+        let has_returned = heal::returned_devices(records, &owner.sandbox(), self.node)?;
+        let key = owner.key();
+        let is_freed = pending::free_addresses(pending_before, records, self.node, name, &key)?;
         Ok(has_returned || is_freed)
     }
 

@@ -250,19 +250,24 @@ impl Others for OtherRecords<'_> {
     }
 }
 
+/// The identity of the namespace that this ADD is for.
+pub fn netns_of(path: &Path) -> Result<NetnsId> {
+    let netns = NetnsId::of(path).with_context(|| format!("cannot look at {}", path.display()))?;
+    netns.with_context(|| format!("{} vanished", path.display()))
+}
+
 /// The owner of the device that this ADD attaches.
 pub fn new_owner(
     network: &Network,
     key: &Key,
-    path: &Path,
+    netns: NetnsId,
     conf: &NetConf,
     device: &Device,
 ) -> Result<Owner> {
-    let netns = NetnsId::of(path).with_context(|| format!("cannot look at {}", path.display()))?;
-    let netns = netns.with_context(|| format!("{} vanished", path.display()))?;
     Ok(Owner {
         network: network.name.clone(),
         pod: network.args.pod(),
+        pod_uid: network.args.pod_uid().map(str::to_owned),
         rail: conf.rail,
         min_planes: conf.min_planes,
         ..Owner::new(key, netns, device.original.clone())?

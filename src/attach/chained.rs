@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::attaching::{Attaching, OtherRecords, Subject, new_owner};
+use super::attaching::{Attaching, OtherRecords, Subject, netns_of, new_owner};
 use super::context::Cx;
 use super::heal;
 use super::locate::Place;
@@ -77,7 +77,7 @@ pub fn add(network: &Network, attachment: &Attachment, path: &Path) -> Result<Ad
         .rail
         .or_else(|| device::allowed::rail_of(&device, &node));
     calls::rail(conf.rail);
-    let owner = new_owner(network, &key, path, &conf, &device)?;
+    let owner = new_owner(network, &key, netns_of(path)?, &conf, &device)?;
     let mut cx = Cx::new(owner, Place::UserSpace, &node, &records.locks, host)?;
     cx.pod = Some(Pod::open(netns)?);
     let lock = claim(&device, &key, &records, &node)?;

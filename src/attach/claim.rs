@@ -5,16 +5,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::heal::{self, Refused};
+use super::heal::{self, Claimant, Refused};
 use super::locks::DeviceLock;
-use super::owner::{Key, Part};
+use super::owner::Part;
 use super::pending;
 use super::record::Record;
 use super::records::{Listed, Records};
 use super::state;
 use super::steps::vf;
 use crate::device::Device;
-use crate::netconf::NetConf;
 use crate::node::Node;
 use crate::{fail, failure};
 use rail_netlink::Socket;
@@ -41,16 +40,14 @@ pub struct ClaimedDevice {
 pub fn claim(
     records: &Records,
     listed: &Listed,
-    conf: &NetConf,
-    key: &Key,
-    node: &Node,
+    claimant: &Claimant,
     host: &mut Socket,
 ) -> Result<ClaimedDevice> {
     let began = Instant::now();
-    let mut claimed = try_claim(records, listed, conf, key, node, host);
+    let mut claimed = try_claim(records, listed, claimant, host);
     while matches!(claimed, Err(Refused::Held(_))) && began.elapsed() < HOLDER_PATIENCE {
         sleep(PAUSE);
-        claimed = try_claim(records, &records.list()?, conf, key, node, host);
+        claimed = try_claim(records, &records.list()?, claimant, host);
     }
     claimed.map_err(Refused::into_error)
 }
@@ -59,50 +56,52 @@ pub fn claim(
 fn try_claim(
     records: &Records,
     listed: &Listed,
-    conf: &NetConf,
-    key: &Key,
-    node: &Node,
+    claimant: &Claimant,
     host: &mut Socket,
 ) -> Result<ClaimedDevice, Refused> {
-    if let Some(claimed) = heal_and_lock(records, listed, conf, key, node, host)? {
+    if let Ok(claimed) = heal_and_lock(records, listed, claimant, host)? {
         return Ok(claimed);
     }
     let listed = records.list()?;
-    if let Some(claimed) = heal_and_lock(records, &listed, conf, key, node, host)? {
-        return Ok(claimed);
-    }
-    let error = failure!(
-        TryAgain,
-        "device {} is busy: another call claims it; retry",
-        conf.selector
-    );
-    Err(error.into())
+    let claimed = heal_and_lock(records, &listed, claimant, host)?;
+    claimed.map_err(|why| failure!(TryAgain, "{why}; retry").into())
 }
 
-/// Heals the device, locks it, and looks whether it is still there and free. `None` if it is not on
-/// the host, or if another call took it while this one waited for the lock.
+/// Heals the device, locks it, and looks whether it is still there and free. If not, says what
+/// happened while this call waited for the lock.
 fn heal_and_lock(
     records: &Records,
     listed: &Listed,
-    conf: &NetConf,
-    key: &Key,
-    node: &Node,
+    claimant: &Claimant,
     host: &mut Socket,
-) -> Result<Option<ClaimedDevice>, Refused> {
-    let Some(device) = heal::device(records, listed, conf, key, node, host)? else {
-        return Ok(None);
+) -> Result<Result<ClaimedDevice, String>, Refused> {
+    let selector = &claimant.conf.selector;
+    let Some(device) = heal::device(records, listed, claimant, host)? else {
+        return Ok(Err(format!(
+            "device {selector} has not come back to the host yet"
+        )));
     };
     let id = device.original.id;
     let mut lock = records.locks.device(&id)?;
-    let Some(device) = heal::find(conf, records, node, host)? else {
-        return Ok(None);
+    let Some(device) = heal::find(records, claimant, host)? else {
+        return Ok(Err(format!(
+            "device {selector} left the host while this call waited for it"
+        )));
     };
-    if device.original.id != id || !records.claims_on(&id, &mut lock, Some(key))?.is_empty() {
-        return Ok(None);
+    if device.original.id != id {
+        let now = device.describe();
+        return Ok(Err(format!("{selector} was {id}, and is {now} by now")));
     }
-    let next = vf::wanted(conf);
-    let previous = pending::left_on(records, &id, Part::Whole, &next, node)?;
-    Ok(Some(ClaimedDevice {
+    let claims = records.claims_on(&id, &mut lock, Some(claimant.key))?;
+    if let Some(other) = claims.first() {
+        let holder = other.owner.describe();
+        let is_at_work = records.locks.is_busy(&other.owner.key())?;
+        let by_whom = if is_at_work { "another call for " } else { "" };
+        return Ok(Err(format!("device {id} is claimed by {by_whom}{holder}")));
+    }
+    let next = vf::wanted(claimant.conf);
+    let previous = pending::left_on(records, &id, Part::Whole, &next, claimant.node)?;
+    Ok(Ok(ClaimedDevice {
         device,
         lock,
         previous,

@@ -15,7 +15,7 @@ use super::undo::{self, LeaseReturn};
 use super::{pending, rebuild};
 use crate::device::{self, Device};
 use crate::netconf::NetConf;
-use crate::netns::Life;
+use crate::netns::{Life, Sandbox};
 use crate::node::Node;
 use crate::sysfs::DeviceId;
 use crate::{calls, fail, failure};
@@ -28,6 +28,19 @@ pub enum Refused {
     Held(anyhow::Error),
     /// Something else.
     Other(anyhow::Error),
+}
+
+/// The ADD that wants a device.
+#[derive(Debug)]
+pub struct Claimant<'a> {
+    /// Its attachment.
+    pub key: &'a Key,
+    /// Its network, which says which device it means.
+    pub conf: &'a NetConf,
+    /// Its sandbox. An older one of the same pod gives way.
+    pub sandbox: Sandbox<'a>,
+    /// The node.
+    pub node: &'a Node,
 }
 
 impl From<anyhow::Error> for Refused {
@@ -96,49 +109,46 @@ pub fn rdma_name(conf: &NetConf, own: &Key, records: &Records, node: &Node) -> R
 pub fn device(
     records: &Records,
     listed: &Listed,
-    conf: &NetConf,
-    key: &Key,
-    node: &Node,
+    claimant: &Claimant,
     host: &mut Socket,
 ) -> Result<Option<Device>, Refused> {
-    let Some(device) = find(conf, records, node, host)? else {
-        let healed = absent_device(records, conf, node, host);
+    let Some(device) = find(records, claimant, host)? else {
+        let healed = absent_device(records, claimant, host);
         // Another call may have given it its name back, and removed its record, between two looks.
-        let device = find(conf, records, node, host)?;
+        let device = find(records, claimant, host)?;
         return match healed {
             Err(refused) if device.is_none() => Err(refused),
             _ => Ok(device),
         };
     };
     let id = device.original.id.clone();
-    let claims = records.claims_in(listed, &id, key)?;
+    let claims = records.claims_in(listed, &id, claimant.key)?;
     if claims.is_empty() && !listed.has_pending_on(&id) {
         return Ok(Some(device));
     }
     for claim in claims {
+        if end_if_replaced(records, &claim, claimant)? {
+            continue;
+        }
         // A netdev that is on the host belongs to no pod; a device without one belongs to its pod
         // while that lives.
         if device.original.link.is_none() {
             refuse_living(&claim, &device.describe())?;
         }
-        end_if_left_over(records, &claim, node)?;
+        end_if_left_over(records, &claim, claimant.node)?;
     }
-    retry_pending(&id, conf, records, node)?;
-    Ok(find(conf, records, node, host)?)
+    retry_pending(&id, records, claimant)?;
+    Ok(find(records, claimant, host)?)
 }
 
 /// The device that the network means, on the host. A function's address means its first port: if a
 /// pod has that, the second port is not meant.
-pub fn find(
-    conf: &NetConf,
-    records: &Records,
-    node: &Node,
-    host: &mut Socket,
-) -> Result<Option<Device>> {
-    let Some(device) = device::find(&conf.selector, node, host)? else {
+pub fn find(records: &Records, claimant: &Claimant, host: &mut Socket) -> Result<Option<Device>> {
+    let selector = &claimant.conf.selector;
+    let Some(device) = device::find(selector, claimant.node, host)? else {
         return Ok(None);
     };
-    let Some(meant) = conf.selector.id.as_ref().map(DeviceId::as_str) else {
+    let Some(meant) = selector.id.as_ref().map(DeviceId::as_str) else {
         return Ok(Some(device));
     };
     let is_other_port = meant != device.original.id && !records.named(meant)?.is_empty();
@@ -147,18 +157,17 @@ pub fn find(
 
 /// The device is not on the host under its name: a pod has it, or the kernel returned it under
 /// another name when a pod's namespace ended, or it does not exist.
-fn absent_device(
-    records: &Records,
-    conf: &NetConf,
-    node: &Node,
-    host: &mut Socket,
-) -> Result<(), Refused> {
+fn absent_device(records: &Records, claimant: &Claimant, host: &mut Socket) -> Result<(), Refused> {
+    let node = claimant.node;
     let (mut claims, _) = records.all()?;
-    claims.retain(|record| is_meant(record, conf));
+    claims.retain(|record| is_meant(record, claimant.conf));
     if claims.is_empty() {
-        return absent_without_claim(records, conf, node);
+        return absent_without_claim(records, claimant);
     }
     for claim in &claims {
+        if end_if_replaced(records, claim, claimant)? {
+            continue;
+        }
         let id = &claim.owner.device.id;
         match state::of(claim, node, host)? {
             State::Live(_) | State::Elsewhere => {
@@ -192,7 +201,8 @@ fn refuse_missing(records: &Records, claim: &Record) -> Result<()> {
 
 /// No attachment has the device. It may be on the host under another name, of an attachment that
 /// has ended; its own name may be free by now.
-fn absent_without_claim(records: &Records, conf: &NetConf, node: &Node) -> Result<(), Refused> {
+fn absent_without_claim(records: &Records, claimant: &Claimant) -> Result<(), Refused> {
+    let Claimant { conf, node, .. } = claimant;
     let selector = &conf.selector;
     let mut ended = records.pending()?.into_iter().map(|pending| pending.record);
     let left = ended.find(|record| is_meant(record, conf) && record.is_left_of_device());
@@ -211,7 +221,7 @@ fn absent_without_claim(records: &Records, conf: &NetConf, node: &Node) -> Resul
         return Err(failure!(InvalidConfig, "the host has no device {selector}").into());
     };
     let id = &record.owner.device.id;
-    let Some(previous) = retry_pending(id, conf, records, node)? else {
+    let Some(previous) = retry_pending(id, records, claimant)? else {
         return Ok(());
     };
     // Another plugin may have attached it since.
@@ -230,14 +240,10 @@ fn absent_without_claim(records: &Records, conf: &NetConf, node: &Node) -> Resul
 }
 
 /// Retries the pending steps of a device. Returns the attachment of which some are left.
-fn retry_pending(
-    id: &str,
-    conf: &NetConf,
-    records: &Records,
-    node: &Node,
-) -> Result<Option<Record>> {
+fn retry_pending(id: &str, records: &Records, claimant: &Claimant) -> Result<Option<Record>> {
     let _lock = records.locks.device(id)?;
-    pending::settle(records, id, Part::Whole, &vf::wanted(conf), node)
+    let next = vf::wanted(claimant.conf);
+    pending::settle(records, id, Part::Whole, &next, claimant.node)
 }
 
 /// Does the selector mean the device of this record?
@@ -298,6 +304,24 @@ pub fn end_if_left_over(records: &Records, claim: &Record, node: &Node) -> Resul
     undo::end(record, records, lock, LeaseReturn::Later, node).map(drop)
 }
 
+/// Ends an attachment of an older sandbox of the claimant's pod, as its DEL would: the runtime made
+/// another sandbox without one. Returns whether it is such an attachment.
+fn end_if_replaced(records: &Records, claim: &Record, claimant: &Claimant) -> Result<bool> {
+    if !claim.owner.sandbox().is_replaced_by(&claimant.sandbox) {
+        return Ok(false);
+    }
+    let key = claim.owner.key();
+    let _lock = records.locks.attachment(&key)?;
+    if let Some(record) = records.find(&key)? {
+        let (id, holder) = (&record.owner.device.id, record.owner.describe());
+        calls::restored(format!(
+            "{id} is taken from {holder}: an older sandbox of this pod"
+        ));
+        end(records, record, claimant.node)?;
+    }
+    Ok(true)
+}
+
 /// Undoes an attachment that the runtime does not know any more, unless its pod lives or a call is
 /// at work on it.
 pub fn end_unless_alive(records: &Records, record: &Record, node: &Node) -> Result<()> {
@@ -325,13 +349,15 @@ pub fn end(records: &Records, record: Record, node: &Node) -> Result<undo::Ended
 }
 
 /// Ends attachments of pods that are gone, or cannot be seen, whose device has come back to the
-/// host, so that their addresses are free. Returns whether any did.
-pub fn returned_devices(records: &Records, node: &Node) -> Result<bool> {
+/// host, and those of older sandboxes of this pod, so that their addresses are free. Returns
+/// whether any did.
+pub fn returned_devices(records: &Records, sandbox: &Sandbox, node: &Node) -> Result<bool> {
     let mut host = Socket::open()?;
     let mut is_any = false;
     for record in records.all()?.0 {
+        let is_replaced = record.owner.sandbox().is_replaced_by(sandbox);
         let is_unseen = matches!(record.owner.life()?, Life::Unknown(_));
-        if !record.is_missing() && !is_unseen {
+        if !record.is_missing() && !is_unseen && !is_replaced {
             continue;
         }
         // Neither is waited for: this ADD holds a device.
@@ -341,10 +367,8 @@ pub fn returned_devices(records: &Records, node: &Node) -> Result<bool> {
         let Some(device) = records.locks.try_device(&record.owner.device.id)? else {
             continue;
         };
-        if matches!(
-            state::of(&record, node, &mut host)?,
-            State::Missing | State::OnHost
-        ) {
+        let state = state::of(&record, node, &mut host)?;
+        if is_replaced || matches!(state, State::Missing | State::OnHost) {
             let ended = undo::end(record, records, device, LeaseReturn::Now, node)?;
             is_any |= ended.place != Place::Missing;
         }

@@ -39,9 +39,9 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 
 use crate::cni::{AddResult, Attachment, Command, Keys, Network, Plugin};
+use crate::device::allowed::pf_is_on_host;
 use crate::netconf::Outline;
 use crate::node::Node;
-use crate::sysfs::{DeviceId, Function};
 use crate::{fail, failure};
 use ipam::Ipam;
 use rail_netlink::all_of;
@@ -181,14 +181,7 @@ fn rail_is_there(network: &Network, node: &Node) -> Result<()> {
         fail!(NotAvailable, "rail {rail}: node.json does not list it");
     }
     for one in pfs {
-        let there = match DeviceId::parse(&one.pf) {
-            Some(id) => Function::find(&node.sysfs_root, &id)?.is_some(),
-            None => {
-                node.sysfs_root.join("class/net").join(&one.pf).exists()
-                    || is_in_a_pod(&one.pf, node)?
-            }
-        };
-        if !there {
+        if !pf_is_on_host(&one.pf, node)? && !is_in_a_pod(&one.pf, node)? {
             fail!(NotAvailable, "rail {rail}: the node has no PF {}", one.pf);
         }
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::cni::Attachment;
 use crate::device::Original;
 use crate::files;
-use crate::netns::{Life, NetnsId};
+use crate::netns::{Life, NetnsId, Sandbox};
 
 /// An attachment's pod and device.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -26,6 +26,9 @@ pub struct Owner {
     /// `namespace/name`, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
+    /// UID of the pod, where the runtime told it.
+    #[serde(rename = "podUID", default, skip_serializing_if = "Option::is_none")]
+    pub pod_uid: Option<String>,
     /// The pod's namespace.
     pub netns: NetnsId,
     /// The boot in which ADD ran.
@@ -115,6 +118,7 @@ impl Owner {
             ifname: key.attachment.ifname.clone(),
             part: key.part,
             pod: None,
+            pod_uid: None,
             netns,
             boot_id: files::boot_id()?.to_owned(),
             since: files::now(),
@@ -154,6 +158,15 @@ impl Owner {
             Ok(self.netns.life())
         } else {
             Ok(Life::Dead)
+        }
+    }
+
+    /// Its sandbox.
+    pub fn sandbox(&self) -> Sandbox<'_> {
+        Sandbox {
+            pod_uid: self.pod_uid.as_deref(),
+            container_id: &self.container_id,
+            netns: Some(&self.netns),
         }
     }
 

@@ -194,6 +194,12 @@ impl Args {
             self.get("K8S_POD_NAME")?
         ))
     }
+
+    /// The UID of the pod, when a Kubernetes runtime called. It is the runtime's word: no network
+    /// can set it.
+    pub fn pod_uid(&self) -> Option<&str> {
+        self.get("K8S_POD_UID")
+    }
 }
 
 /// Whether `text` matches the specification's `^[a-zA-Z0-9][a-zA-Z0-9_.\-]*$`, for container ids

@@ -366,7 +366,7 @@ pub fn call_of<P: Plugin>(network: &Network, command: &Command) -> Call {
         verb: command.name().to_owned(),
         network: network.name.clone(),
         pod: network.args.pod(),
-        pod_uid: network.args.get("K8S_POD_UID").map(str::to_owned),
+        pod_uid: network.args.pod_uid().map(str::to_owned),
         container: attachment.map(|attachment| attachment.container_id.clone()),
         interface: attachment.map(|attachment| attachment.ifname.clone()),
     }

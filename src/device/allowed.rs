@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use super::{Device, bpf, stacked, userspace, without_netdev};
 use crate::netconf::NetConf;
 use crate::node::{self, Node};
-use crate::sysfs::{self, Function};
+use crate::sysfs::{self, DeviceId, Function};
 use crate::{fail, failure};
 use rail_netlink::link::{self, Link};
 use rail_netlink::route::Route;
@@ -81,6 +81,14 @@ fn is_on(device: &Device, pf: &str) -> bool {
         (Some(ours), _) => ours.is(pf),
         (None, Some(link)) => link.name == pf,
         (None, None) => false,
+    }
+}
+
+/// Whether the host has the PF `pf` of node.json, by its address or by the name of its netdev.
+pub fn pf_is_on_host(pf: &str, node: &Node) -> Result<bool> {
+    match DeviceId::parse(pf) {
+        Some(id) => Ok(Function::find(&node.sysfs_root, &id)?.is_some()),
+        None => Ok(node.sysfs_root.join("class/net").join(pf).exists()),
     }
 }
 
@@ -162,6 +170,21 @@ fn check_rail(device: &Device, conf: &NetConf, node: &Node, network: &str) -> Re
         return Ok(());
     }
     let what = device.describe();
+    let other = node.rails.iter().find(|one| is_on(device, &one.pf));
+    let absent: Vec<_> = expected
+        .iter()
+        .copied()
+        .filter(|pf| !pf_is_on_host(pf, node).unwrap_or(true))
+        .collect();
+    if other.is_none() && !absent.is_empty() {
+        fail!(
+            InvalidConfig,
+            "the host has no PF {}, which {} names for rail {rail}: repair the NIC, or correct `rails` there ({what} was \
+             given)",
+            absent.join(" and no PF "),
+            node::path().display()
+        );
+    }
     let Some(pf) = &device.pf else {
         fail!(
             InvalidConfig,
@@ -169,7 +192,6 @@ fn check_rail(device: &Device, conf: &NetConf, node: &Node, network: &str) -> Re
             expected.join(" or ")
         );
     };
-    let other = node.rails.iter().find(|one| is_on(device, &one.pf));
     let other = other.map_or_else(
         || "no rail of node.json".to_owned(),
         |other| format!("rail {}", other.rail),

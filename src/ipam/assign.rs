@@ -44,7 +44,7 @@ pub fn take(
             addresses.push(lease.address);
             continue;
         }
-        let choice = table.choose(ask, &holder.key(), &mut held, node)?;
+        let choice = table.choose(ask, holder, &mut held, node)?;
         held.push(choice.address);
         addresses.push(choice.address);
         dead.extend(choice.dead);
@@ -224,13 +224,19 @@ impl Table {
         Ok(own)
     }
 
-    /// The address that an ADD gets. `held` are those of other holders than that with `key`.
-    fn choose(&self, ask: &Ask, key: &str, held: &mut Vec<IpAddr>, node: &Node) -> Result<Choice> {
+    /// The address that an ADD gets. `held` are those of other holders.
+    fn choose(
+        &self,
+        ask: &Ask,
+        holder: &Holder,
+        held: &mut Vec<IpAddr>,
+        node: &Node,
+    ) -> Result<Choice> {
         let Some(address) = ask.requested else {
-            return self.any_address(ask, key, held, node);
+            return self.any_address(ask, holder, held, node);
         };
-        let others = self.entries_but(key)?;
-        match self.dead_holders(address, &others, node)? {
+        let others = self.entries_but(&holder.key())?;
+        match self.dead_holders(address, &others, holder, node)? {
             Ok(dead) => Ok(Choice { address, dead }),
             Err(alive) => fail!(TryAgain, "pool {}: requested address {alive}", ask.pool),
         }
@@ -240,7 +246,7 @@ impl Table {
     fn any_address(
         &self,
         ask: &Ask,
-        key: &str,
+        holder: &Holder,
         held: &mut Vec<IpAddr>,
         node: &Node,
     ) -> Result<Choice> {
@@ -254,12 +260,12 @@ impl Table {
             let dead = Vec::new();
             return Ok(Choice { address, dead });
         }
-        let others = self.entries_but(key)?;
+        let others = self.entries_but(&holder.key())?;
         let of_allocation = |address: &&IpAddr| allocation.check_host(**address).is_ok();
         let mut count = 0;
         let mut first = None;
         for address in held.iter().copied().filter(|one| of_allocation(&one)) {
-            match self.dead_holders(address, &others, node)? {
+            match self.dead_holders(address, &others, holder, node)? {
                 Ok(dead) => return Ok(Choice { address, dead }),
                 Err(alive) => first = first.or(Some(alive)),
             }
@@ -279,12 +285,13 @@ impl Table {
         ))
     }
 
-    /// The leases of `address`, if all of them are dead; else a message with the holder and what to
-    /// do.
+    /// The leases of `address`, if all of them are dead or of an older sandbox of the asking pod;
+    /// else a message with the holder and what to do.
     fn dead_holders(
         &self,
         address: IpAddr,
         entries: &[Entry],
+        asking: &Holder,
         node: &Node,
     ) -> Result<Result<Vec<Dead>, String>> {
         let mut dead = Vec::new();
@@ -294,18 +301,26 @@ impl Table {
                 Ok(Some(lease)) => lease,
                 Err(why) => return Ok(Err(format!("{address} is held: {why}"))),
             };
-            let unsure = match lease.life(node)? {
-                Life::Dead => {
-                    dead.push((entry.clone(), lease));
-                    continue;
-                }
-                Life::Alive => String::new(),
+            let life = lease.life(node)?;
+            let is_replaced = lease.holder.sandbox().is_replaced_by(&asking.sandbox());
+            if life == Life::Dead || is_replaced && !lease.may_answer(node)? {
+                dead.push((entry.clone(), lease));
+                continue;
+            }
+            let unsure = match life {
                 Life::Unknown(why) => format!(" (cannot tell whether it is alive: {why})"),
+                Life::Alive | Life::Dead => String::new(),
             };
             let Lease { holder, since, .. } = lease;
+            // To delete a pod of the same name would delete the one that asks.
+            let remedy = if holder.pod.is_some() && holder.pod == asking.pod {
+                format!("stop that sandbox (`crictl stopp {}`)", holder.container_id)
+            } else {
+                "delete that pod".to_owned()
+            };
             return Ok(Err(format!(
-                "{address} is held by {holder} since {since}{unsure}: delete that pod or, if it \
-                 is gone, `railctl release --address {address} --force`"
+                "{address} is held by {holder} since {since}{unsure}: {remedy} or, if it is gone, \
+                 `railctl release --address {address} --force`"
             )));
         }
         Ok(Ok(dead))

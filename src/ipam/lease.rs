@@ -10,7 +10,7 @@ use super::names;
 use crate::cni::{Attachment, Network};
 use crate::fail;
 use crate::files;
-use crate::netns::NetnsId;
+use crate::netns::{NetnsId, Sandbox};
 use crate::node::Node;
 use crate::pool::Allocation;
 use crate::sysfs::{DeviceId, Function};
@@ -107,6 +107,9 @@ pub struct Holder {
     pub netns: Option<NetnsId>,
     /// The pod as `namespace/name`, for messages.
     pub pod: Option<String>,
+    /// UID of the pod, where the runtime told it.
+    #[serde(rename = "podUID", default, skip_serializing_if = "Option::is_none")]
+    pub pod_uid: Option<String>,
     /// PCI address or auxiliary name of the device that has the address, if the network says which:
     /// while it has not come back from the pod, it may still answer for the address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -127,6 +130,7 @@ impl Holder {
             ifname: ifname.to_owned(),
             // The runtime knows which pod has this namespace.
             pod: Some(netns.path.display().to_string()),
+            pod_uid: None,
             netns: Some(netns.clone()),
             device: None,
             claim: None,
@@ -145,6 +149,7 @@ impl Holder {
             ifname: attachment.ifname.clone(),
             netns,
             pod: network.args.pod(),
+            pod_uid: network.args.pod_uid().map(str::to_owned),
             device: network
                 .device_id(&attachment.ifname)
                 .map(|id| id.as_str().to_owned()),
@@ -160,8 +165,18 @@ impl Holder {
             ifname: device.ifname.clone(),
             netns: None,
             pod,
+            pod_uid: None,
             device: None,
             claim: Some(claim),
+        }
+    }
+
+    /// Its sandbox.
+    pub fn sandbox(&self) -> Sandbox<'_> {
+        Sandbox {
+            pod_uid: self.pod_uid.as_deref(),
+            container_id: &self.container_id,
+            netns: self.netns.as_ref(),
         }
     }
 
@@ -249,11 +264,6 @@ impl Claim {
     }
 }
 
-/// The key in the file names of this attachment's leases.
-pub fn key(network: &str, attachment: &Attachment) -> String {
-    files::hash(&[network, &attachment.container_id, &attachment.ifname])
-}
-
 /// The content of a lease's file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
@@ -282,9 +292,7 @@ impl Lease {
     pub fn file_name(&self) -> String {
         format!("{}@{}.json", self.address, self.holder.key())
     }
-}
 
-impl Lease {
     /// A lease that begins now.
     pub fn new(holder: Holder, address: IpAddr, node_name: &str, pool: &str) -> Result<Lease> {
         Ok(Lease {

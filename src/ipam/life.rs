@@ -1,6 +1,8 @@
 //! Whether the holder of a lease lives: as long as its device may answer for the address.
 
 use std::io;
+use std::net::IpAddr;
+use std::path::Path;
 
 use anyhow::Result;
 use rail_netlink::{Socket, address};
@@ -64,18 +66,34 @@ impl Lease {
             return Ok(None);
         };
         let wanted = self.address;
-        let has_address = move |keeper: &Keeper| {
-            let addresses =
-                || address::in_namespace(&mut Netns::open(&keeper.path)?.run(Socket::open)?);
-            addresses().is_ok_and(|all| all.iter().any(|(_, one)| one.net.addr() == wanted))
-        };
-        Ok(netns.keepers().into_iter().find(has_address))
+        let keeps_it = |keeper: &Keeper| has_address(&keeper.path, wanted).unwrap_or(false);
+        Ok(netns.keepers().into_iter().find(keeps_it))
+    }
+
+    /// Whether a NIC in the namespace of a holder that is not dead may answer for the address.
+    pub fn may_answer(&self, node: &Node) -> Result<bool> {
+        if self.holder.device.is_some() {
+            return Ok(self.holder.device_away(node)?.is_some());
+        }
+        match &self.holder.netns {
+            Some(netns) if netns.life() == Life::Alive => {
+                Ok(has_address(&netns.path, self.address).unwrap_or(true))
+            }
+            _ => Ok(true),
+        }
     }
 
     /// Whether the address is certainly unused.
     pub fn is_dead(&self, node: &Node) -> Result<bool> {
         Ok(self.life(node)? == Life::Dead)
     }
+}
+
+/// Whether an interface of the namespace at `path` has the address.
+fn has_address(path: &Path, wanted: IpAddr) -> Result<bool> {
+    let mut socket = Netns::open(path)?.run(Socket::open)?;
+    let all = address::in_namespace(&mut socket)?;
+    Ok(all.iter().any(|(_, one)| one.net.addr() == wanted))
 }
 
 impl Holder {

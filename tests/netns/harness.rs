@@ -365,6 +365,25 @@ impl Host {
             .into()
     }
 
+    /// Sets `/proc/sys/net/KEY` inside the namespace at `netns`.
+    #[track_caller]
+    pub fn set_sysctl(&self, netns: &Path, key: &str, value: &str) {
+        let mut command = Command::new("ip");
+        command
+            .args(["netns", "exec"])
+            .arg(netns.file_name().unwrap());
+        command.arg("tee").arg(format!("/proc/sys/net/{key}"));
+        command.stdin(Stdio::piped());
+        run(command, value.as_bytes()).ok();
+    }
+
+    /// The content of `/proc/sys/net/KEY` inside the namespace at `netns`.
+    #[track_caller]
+    pub fn sysctl(&self, netns: &Path, key: &str) -> String {
+        let ran = self.run_in(netns, &format!("cat /proc/sys/net/{key}"));
+        ran.ok().stdout.trim().to_owned()
+    }
+
     /// The state that must be restored when everything was given back: links of the host with name,
     /// MTU, MAC, altnames and flags, and the files of leases and records.
     pub fn snapshot(&self) -> Value {

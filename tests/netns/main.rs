@@ -39,6 +39,7 @@ mod probe;
 mod programs;
 mod rails;
 mod result;
+mod sandbox;
 mod schedule;
 mod skew;
 mod soak;

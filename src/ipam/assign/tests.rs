@@ -33,6 +33,7 @@ impl Bench {
             ifname: "net1".into(),
             netns: NetnsId::of(&self.temp.path().join(netns)).unwrap(),
             pod: Some(format!("default/{id}")),
+            pod_uid: None,
             device: None,
             claim: None,
         }

@@ -399,11 +399,8 @@ fn cables_that_are_swapped() {
         return;
     };
     let leaf = host.leaf();
-    let answers = host.run_in(
-        Path::new("/run/netns").join(&leaf).as_path(),
-        "sysctl -qw net.ipv4.conf.all.arp_ignore=1",
-    );
-    answers.ok();
+    let netns = Path::new("/run/netns").join(&leaf);
+    host.set_sysctl(&netns, "ipv4/conf/all/arp_ignore", "1");
     let cable = |number: u8, port: u8| {
         host.ip(&format!("-n {leaf} addr flush dev leaf{port}"));
         host.ip(&format!(

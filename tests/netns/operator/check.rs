@@ -14,8 +14,7 @@ use crate::harness::{Host, pf_address, rail, vf_address};
 fn attached(test: &str) -> Option<(Host, PathBuf)> {
     let host = two_rails(test)?;
     let leaf = Path::new("/run/netns").join(host.leaf());
-    host.run_in(&leaf, "sysctl -qw net.ipv4.conf.all.arp_ignore=1")
-        .ok();
+    host.set_sysctl(&leaf, "ipv4/conf/all/arp_ignore", "1");
     let of_pool = |rail: u8| {
         json!({"gateway": format!("172.{}.0.1", 16 + 2 * rail),
             "ports": [{"leaf": format!("leaf-su0-r{rail}"), "port": "swp2"}]})

@@ -133,8 +133,7 @@ fn swapped_cables_are_told_by_the_error_of_the_add() {
     };
     // Each port answers for its own address alone.
     let leaf = Path::new("/run/netns").join(host.leaf());
-    host.run_in(&leaf, "sysctl -qw net.ipv4.conf.all.arp_ignore=1")
-        .ok();
+    host.set_sysctl(&leaf, "ipv4/conf/all/arp_ignore", "1");
     host.swap_cables(true);
     let ran = preflight(&host, &[]);
     assert_eq!(
@@ -190,11 +189,8 @@ fn a_narrow_port_on_the_way_to_a_peer_is_found() {
     host.ip_in(&far, "addr add 172.17.9.0/31 dev net1");
     host.ip_in(&far, "link set net1 up");
     host.ip_in(&far, "route add default via 172.17.9.1");
-    host.run_in(
-        &Path::new("/run/netns").join(&leaf),
-        "sysctl -qw net.ipv4.ip_forward=1",
-    )
-    .ok();
+    let netns = Path::new("/run/netns").join(&leaf);
+    host.set_sysctl(&netns, "ipv4/ip_forward", "1");
     let ran = preflight(&host, &["--peer", "172.17.9.0"]);
     assert_eq!(
         told(&ran),

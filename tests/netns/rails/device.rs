@@ -272,6 +272,17 @@ fn a_device_of_another_rail_is_refused() {
         );
         taken(&host, &pod, &json!({"deviceID": vf_address(0)}));
     }
+    // The fault is the node's, and no VF is accused.
+    for absent in ["ens9f0np0", "0000:77:00.0"] {
+        host.set_node(rails(absent, &pf_address(1)));
+        refused(
+            &host,
+            &pod,
+            &rail(0),
+            7,
+            &format!("the host has no PF {absent}"),
+        );
+    }
     host.set_node(json!({"rails": [{"rail": 1, "pf": pf_address(1)}]}));
     refused(&host, &pod, &rail(0), 7, "rail 0");
     host.add_rail(2);

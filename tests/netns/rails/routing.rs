@@ -54,26 +54,13 @@ fn detach(host: &Host, container: &str, pod: &Path, rail: u8, config: &Value) {
         .ok();
 }
 
-fn set_sysctl(host: &Host, netns: &Path, assignment: &str) {
-    let ran = host.run_in(netns, &format!("sysctl -qw {assignment}"));
-    assert_eq!(ran.status, 0, "{ran:?}");
-}
-
-fn sysctl(host: &Host, netns: &Path, key: &str) -> String {
-    host.run_in(netns, &format!("cat /proc/sys/net/{key}"))
-        .ok()
-        .stdout
-        .trim()
-        .to_owned()
-}
-
 /// A host with rails 0 to `count`-1, whose leaf forwards.
 fn fabric(test: &str, count: u8) -> Option<Host> {
     let host = Host::new(test)?;
     (0..count).for_each(|rail| host.add_rail(rail));
     let leaf = Path::new("/run/netns").join(host.leaf());
-    set_sysctl(&host, &leaf, "net.ipv4.ip_forward=1");
-    set_sysctl(&host, &leaf, "net.ipv6.conf.all.forwarding=1");
+    host.set_sysctl(&leaf, "ipv4/ip_forward", "1");
+    host.set_sysctl(&leaf, "ipv6/conf/all/forwarding", "1");
     Some(host)
 }
 
@@ -99,7 +86,7 @@ fn every_rail_reaches_every_rail_by_its_own() {
     let before = host.snapshot();
     let (near_pod, far_pod) = (host.add_netns("near"), host.add_netns("far"));
     for pod in [&near_pod, &far_pod] {
-        set_sysctl(&host, pod, "net.ipv4.conf.all.rp_filter=1");
+        host.set_sysctl(pod, "ipv4/conf/all/rp_filter", "1");
     }
     for n in 0..8 {
         attach(&host, "near", &near_pod, n, &rail(n));
@@ -997,7 +984,7 @@ fn sysctls_are_set_for_the_interface_only() {
         let keys = rail_defaults.iter().flat_map(|(family, key, _)| {
             ["all", "default", "lo"].map(|of| format!("{family}/conf/{of}/{key}"))
         });
-        keys.map(|key| format!("{key}={}", sysctl(&host, &pod, &key)))
+        keys.map(|key| format!("{key}={}", host.sysctl(&pod, &key)))
             .collect()
     };
     let before = others();
@@ -1011,7 +998,7 @@ fn sysctls_are_set_for_the_interface_only() {
         host.cni("ADD", "c1", &pod, &config).ok();
         for (family, key, value) in keys {
             assert_eq!(
-                sysctl(&host, &pod, &format!("{family}/conf/net1/{key}")),
+                host.sysctl(&pod, &format!("{family}/conf/net1/{key}")),
                 *value,
                 "{key}"
             );
@@ -1035,7 +1022,7 @@ fn sysctls_are_set_for_the_interface_only() {
         ("ipv4/conf/net1/arp_filter", "1"),
         ("ipv4/neigh/net1/mcast_solicit", "5"),
     ] {
-        assert_eq!(sysctl(&host, &pod, key), value, "{key}");
+        assert_eq!(host.sysctl(&pod, key), value, "{key}");
     }
     host.cni("DEL", "c1", &pod, &config).ok();
 }

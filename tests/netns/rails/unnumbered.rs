@@ -81,11 +81,7 @@ fn an_ipv4_rail_has_an_ipv6_next_hop() {
     let before = host.snapshot();
     let pod = host.add_netns("pod");
     for scope in ["all", "default"] {
-        let ran = host.run_in(
-            &pod,
-            &format!("sysctl -qw net.ipv6.conf.{scope}.disable_ipv6=1"),
-        );
-        assert_eq!(ran.status, 0, "{ran:?}");
+        host.set_sysctl(&pod, &format!("ipv6/conf/{scope}/disable_ipv6"), "1");
     }
     for number in [0, 1] {
         let (pool, own) = (format!("four-{number}"), format!("10.6{number}.0.0/16"));
@@ -184,11 +180,7 @@ fn an_ipv4_address_is_announced_to_an_ipv6_next_hop() {
         &["10.64.0.0/12"],
     );
     // The end of a pod takes the carrier away, and the kernel hears of it when it has time.
-    host.run_in(
-        &leaf,
-        "sysctl -qw net.ipv4.conf.leaf0.arp_evict_nocarrier=0",
-    )
-    .ok();
+    host.set_sysctl(&leaf, "ipv4/conf/leaf0/arp_evict_nocarrier", "0");
     for probe in ["off", "require"] {
         host.ip_in(
             &leaf,
