@@ -15,7 +15,7 @@ pub struct Held {
     pub attachments: Vec<String>,
     /// Records of pods that are gone, of which something is still to be undone.
     pub pending: Vec<String>,
-    /// Addresses that are held, as `NODE/POOL/ADDRESS@KEY.json`.
+    /// Addresses that are held, as `ADDRESS@KEY.json`.
     pub leases: Vec<String>,
 }
 

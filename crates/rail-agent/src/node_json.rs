@@ -120,10 +120,23 @@ pub fn render(
     Ok((text, Paths::from(node)))
 }
 
-/// Fails if the plugins would have their state elsewhere, and would not find what there is of pods:
-/// the DEL of each would find no record, and its address would be given again.
+/// Fails if pods of this node have rails, and the plugins would have their state elsewhere, or
+/// addresses of another node. Elsewhere the DEL of a pod would find no record, and its address would
+/// be given again; as another node, the plan may give the addresses of these pods to a third one.
 pub fn check_paths(host: &Host, new: &Paths) -> Result<()> {
     let old = Paths::of(host)?;
+    let Some(held) = Held::of(host, &old.run_dir)?.shown() else {
+        return Ok(());
+    };
+    if let (Some(before), Some(now)) = (&old.node, &new.node) {
+        if before != now {
+            bail!(
+                "its nodeName {now} is another name than {before}, by which pods of this node have addresses ({held} in \
+                 {}): drain the node first; `railctl leases` shows what remains",
+                old.run_dir.display()
+            );
+        }
+    }
     let is_elsewhere = |old: &Path, new: &Path| {
         // A directory that cannot be opened counts as empty.
         let open = |path| host.dir(path).ok().flatten();
@@ -133,10 +146,7 @@ pub fn check_paths(host: &Host, new: &Paths) -> Result<()> {
         ("runDir", &old.run_dir, &new.run_dir),
         ("storeDir", &old.store_dir, &new.store_dir),
     ] {
-        if !is_elsewhere(old_dir, new_dir) {
-            continue;
-        }
-        if let Some(held) = Held::of(host, &old.run_dir)?.shown() {
+        if is_elsewhere(old_dir, new_dir) {
             bail!(
                 "its {key} {} is another directory than {}, and pods of this node would lose their \
                     rails ({held} in {}): \

@@ -763,6 +763,31 @@ fn another_run_or_store_directory_waits_until_no_pod_has_anything_in_the_old_one
     );
 }
 
+/// A node that was installed by hand under another name. The plan may give its addresses away.
+#[test]
+fn another_name_of_the_node_waits_until_no_pod_has_an_address_by_the_old_one() {
+    on_a_node(
+        "run::another_name_of_the_node_waits_until_no_pod_has_an_address_by_the_old_one",
+        || {
+            let (api, agent) = ready(&[]);
+            start_pod("pod-a", 0);
+            assert!(agent.stop());
+            let path = "/etc/rail-cni/node.json";
+            let ours = fs::read_to_string(path).unwrap();
+            fs::write(path, ours.replace("worker-gpu-0", "by-hand")).unwrap();
+            let agent = Running::start(&api, &[]);
+            let message = agent.until_condition(&api, "RailsPlanCurrent", "False", "Refused");
+            assert!(
+                message.contains("nodeName worker-gpu-0 is another name than by-hand"),
+                "{message}"
+            );
+            assert!(fs::read_to_string(path).unwrap().contains("by-hand"));
+            end_pod("pod-a", 0);
+            agent.until("written", || fs::read_to_string(path).unwrap() == ours);
+        },
+    );
+}
+
 #[test]
 fn pools_without_end_are_refused_and_not_kept() {
     on_a_node("run::pools_without_end_are_refused_and_not_kept", || {
