@@ -128,14 +128,14 @@ pub fn check_paths(host: &Host, new: &Paths) -> Result<()> {
     let Some(held) = Held::of(host, &old.run_dir)?.shown() else {
         return Ok(());
     };
-    if let (Some(before), Some(now)) = (&old.node, &new.node) {
-        if before != now {
-            bail!(
-                "its nodeName {now} is another name than {before}, by which pods of this node have addresses ({held} in \
-                 {}): drain the node first; `railctl leases` shows what remains",
-                old.run_dir.display()
-            );
-        }
+    if let (Some(before), Some(now)) = (&old.node, &new.node)
+        && before != now
+    {
+        bail!(
+            "its nodeName {now} is another name than {before}, by which pods of this node have addresses ({held} in \
+             {}): drain the node first; `railctl leases` shows what remains",
+            old.run_dir.display()
+        );
     }
     let is_elsewhere = |old: &Path, new: &Path| {
         // A directory that cannot be opened counts as empty.
