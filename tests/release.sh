@@ -330,7 +330,7 @@ the_archive_of_the_suite_judges_a_plugin() {
     # A check of its own empties /run and /dev/shm.
     mkdir plugin
     cp "$target/static/rail-ipam" plugin/
-    "$name/cni-conformance" --describe "$name/plugins/rail-ipam.json" --path "$PWD/plugin" --only version_ \
+    "$name/cni-conformance" --describe "$root/tests/conformance/rail-ipam.json" --path "$PWD/plugin" --only version_ \
         --format json >report
     jq -e '[.. | .outcome? // empty] | length > 3 and all(. == "pass")' report
     [[ -s $name/LICENSE && -s $name/README.md && -s $name/conformance.md && -s $name/cni-contract.md ]]
@@ -378,7 +378,7 @@ the_archive_of_the_suite_is_there_for_arm64() {
     # All checks, also those that trace a plugin.
     qemu-aarch64-static "$name/cni-conformance" --list >list
     "$(<"$work/tool")" --list | cmp - list
-    [[ -s $name/plugins/rail-ipam.json && -s $name/conformance.md ]]
+    [[ -s $name/plugins/bridge.json && -s $name/conformance.md ]]
     jq -e --arg sum "$(sha256sum <"$tool" | cut -d ' ' -f 1)" '
         .metadata.component.components[0].hashes[0].content == $sum
         and (.metadata.properties | index([{name: "architecture", value: "aarch64"}]))

@@ -90,7 +90,7 @@ struct Arguments {
     /// Write a script that reproduces each failure to this directory
     #[arg(long, value_name = "DIRECTORY")]
     replay: Option<PathBuf>,
-    /// Where to write junit.xml, report.json, report.sarif, scores.md, and a page for each plugin
+    /// Where to write junit.xml, report.json, scores.md, and a page for each plugin
     #[arg(long, value_name = "DIRECTORY")]
     reports: Option<PathBuf>,
     /// Exit with 1 if a description hides everything or lists a known failure that no longer occurs
@@ -388,7 +388,6 @@ fn write_reports(directory: &Path, reports: &[Report], gate: Gate) -> Result<(),
     let forms = [
         ("junit.xml", Format::Junit),
         ("report.json", Format::Json),
-        ("report.sarif", Format::Sarif),
         ("scores.md", Format::Scores),
     ];
     let of_all =

@@ -20,8 +20,6 @@ pub enum Format {
     Junit,
     /// Everything.
     Json,
-    /// Static Analysis Results Interchange Format, for code hosts.
-    Sarif,
     /// A page for a browser.
     Html,
 }
@@ -35,7 +33,6 @@ pub fn write(reports: &[Report], format: Format, gate: Gate) -> String {
         Format::Scores => scores(reports),
         Format::Junit => junit(reports, gate),
         Format::Json => json_of(reports),
-        Format::Sarif => sarif(reports),
         Format::Html => html(reports),
     }
 }
@@ -272,57 +269,6 @@ fn json_of_one(report: &Report) -> serde_json::Value {
     value
 }
 
-/// Each failure is a result, and each check that failed a rule.
-fn sarif(reports: &[Report]) -> String {
-    let failed = |outcome| matches!(outcome, Outcome::Fail | Outcome::Known);
-    let all = reports
-        .iter()
-        .flat_map(|report| report.checks.iter().map(move |one| (report, one)));
-    let all: Vec<_> = all.filter(|(_, one)| failed(one.outcome)).collect();
-    let rules: std::collections::BTreeMap<_, _> =
-        all.iter().map(|(_, one)| (one.name, one)).collect();
-    let rules: Vec<_> = rules
-        .values()
-        .map(|one| {
-            let mut rule = json!({"id": one.name, "shortDescription": {"text": one.asks}});
-            if !one.address.is_empty() {
-                rule["helpUri"] = json!(one.address);
-                rule["fullDescription"] = json!({"text": one.says});
-            }
-            rule
-        })
-        .collect();
-    let result = |(report, one): &(&Report, &Judged)| {
-        let level = match one.level {
-            Level::Must => "error",
-            Level::Should => "warning",
-            Level::Quality => "note",
-        };
-        let text = format!(
-            "{}: {} {}: {}",
-            report.plugin, one.level, one.asks, one.seen
-        );
-        let mut result = json!({
-            "ruleId": one.name, "level": level, "message": {"text": text},
-            "locations": [{"physicalLocation": {"artifactLocation": {"uri": report.plugin}}}],
-            "partialFingerprints": {"check": format!("{}/{}", report.plugin, one.name)},
-            "properties": {"specification": report.specification, "harm": one.harm},
-        });
-        if one.outcome == Outcome::Known {
-            result["suppressions"] = json!([{"kind": "external", "justification": one.known}]);
-        }
-        result
-    };
-    let results: Vec<_> = all.iter().map(result).collect();
-    let driver = json!({"name": env!("CARGO_PKG_NAME"), "version": env!("CARGO_PKG_VERSION"), "rules": rules});
-    let run = json!({"tool": {"driver": driver}, "results": results, "properties": {"checkSet": CHECK_SET}});
-    let schema = "https://json.schemastore.org/sarif-2.1.0.json";
-    format!(
-        "{:#}\n",
-        json!({"version": "2.1.0", "$schema": schema, "runs": [run]})
-    )
-}
-
 /// In HTML and XML. Of control characters XML has none but these.
 fn escaped(text: &str) -> String {
     let mut escaped = String::new();
@@ -492,19 +438,6 @@ mod tests {
         assert!(
             junit.contains("<property name=\"specification\" value=\"1.1.0\"/>"),
             "{junit}"
-        );
-        let sarif: serde_json::Value = serde_json::from_str(&sarif(&[report()])).unwrap();
-        let results = sarif["runs"][0]["results"].as_array().unwrap();
-        let of = |at: usize| {
-            (
-                results[at]["ruleId"].clone(),
-                results[at]["suppressions"].is_array(),
-            )
-        };
-        assert_eq!(results[0]["properties"]["specification"], "1.1.0");
-        assert_eq!(
-            (results.len(), of(0), of(1)),
-            (2, (json!("two"), false), (json!("three"), true))
         );
     }
 

@@ -314,6 +314,7 @@ struct Progress<'a> {
     total: usize,
     is_quiet: bool,
     done: AtomicUsize,
+    failed: AtomicUsize,
     running: Mutex<BTreeSet<&'static str>>,
 }
 
@@ -343,6 +344,7 @@ impl Progress<'_> {
             running.remove(judged.name);
         }
         if gate.counts(judged) {
+            self.failed.fetch_add(1, Ordering::Relaxed);
             self.line(&format!(
                 "FAIL {} ({}) {}",
                 judged.level, judged.harm, judged.name
@@ -361,8 +363,9 @@ impl Progress<'_> {
             count => format!(" and {count} more"),
         };
         let done = self.done.load(Ordering::Relaxed);
+        let failed = self.failed.load(Ordering::Relaxed);
         self.line(&format!(
-            "{done} of {} checks, now {}{more}",
+            "{done} of {} checks, {failed} failures that count; now {}{more}",
             self.total,
             names.join(", ")
         ));
@@ -459,6 +462,7 @@ pub fn judge(settings: &Settings, checks: &[Check], manner: Manner<'_>) -> Repor
         total: checks.len(),
         is_quiet: manner.is_quiet,
         done: AtomicUsize::new(0),
+        failed: AtomicUsize::new(0),
         running: Mutex::default(),
     };
     let worker = || {
