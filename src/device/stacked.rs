@@ -10,7 +10,7 @@
 //! into the network without VLANs.
 
 use std::ops::{ControlFlow, Range};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Result;
@@ -20,7 +20,7 @@ use crate::fail;
 use crate::netns::Netns;
 use crate::watchdog;
 use rail_netlink::Socket;
-use rail_netlink::link::{self, Link};
+use rail_netlink::link::{self, Index, Link};
 use rail_netlink::stacked::{self, NO_VLAN, Receiver, Stacked};
 
 /// Present where the kernel has VLANs, whether as a module or not (vlan_proc_init).
@@ -130,6 +130,54 @@ pub fn is_tapped(link: &Link, pod: &mut Socket) -> Result<bool> {
         return Ok(false);
     }
     Ok(of_namespace(link, pod)?.is_empty())
+}
+
+/// A link that takes the frames of a rail in another namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tap {
+    /// The link.
+    pub link: Stacked,
+    /// A path that leads to its namespace; `None` for the caller's, which is the host's.
+    pub netns: Option<PathBuf>,
+}
+
+/// Finds a tap of each rail, given by its index and its namespace. None is found in a namespace that
+/// is out of sight, or that the search does not reach in time.
+pub fn taps(rails: &[(Index, Netns)]) -> Result<Vec<Option<Tap>>> {
+    let mut taps = vec![None; rails.len()];
+    if rails.is_empty() || look_for_taps(rails, &mut taps, &mut Socket::open()?, None)? {
+        return Ok(taps);
+    }
+    let deadline = Instant::now() + watchdog::part(SEARCH);
+    every_netns::visit(Which::Kept, deadline, |socket, path| {
+        match look_for_taps(rails, &mut taps, socket, Some(path)) {
+            Ok(true) => return Ok(ControlFlow::Break(Seen::All)),
+            Ok(false) => (),
+            Err(error) => log::debug!("{} cannot be asked: {error:#}", path.display()),
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok(taps)
+}
+
+/// Looks into one namespace for the taps that are still to be found. Returns whether all are.
+fn look_for_taps(
+    rails: &[(Index, Netns)],
+    taps: &mut [Option<Tap>],
+    socket: &mut Socket,
+    netns: Option<&Path>,
+) -> Result<bool> {
+    for ((index, home), tap) in rails.iter().zip(taps.iter_mut()) {
+        if tap.is_some() {
+            continue;
+        }
+        let uppers = stacked::on(socket, *index, home)?;
+        *tap = uppers.into_iter().next().map(|link| Tap {
+            link,
+            netns: netns.map(Path::to_owned),
+        });
+    }
+    Ok(taps.iter().all(Option::is_some))
 }
 
 /// The links in the namespace of `link` itself that are stacked on it.

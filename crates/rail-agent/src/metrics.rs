@@ -437,6 +437,7 @@ impl Page {
         let mut states = BTreeMap::from(
             [
                 "live",
+                "tapped",
                 "busy",
                 "dead",
                 "cut-off",
@@ -452,7 +453,7 @@ impl Page {
         for attachment in &status.attachments {
             *states.entry(attachment.state.as_str()).or_default() += 1;
             let is_down = attachment.link.as_deref().is_some_and(|link| link != "up");
-            if attachment.state == "live" && is_down {
+            if attachment.is_in_pod() && is_down {
                 without_carrier += 1;
             }
         }
@@ -480,7 +481,7 @@ impl Page {
             let Some((namespace, name)) = pod.split_once('/') else {
                 continue;
             };
-            if attachment.state == "live" && is_object_name(namespace) && is_object_name(name) {
+            if attachment.is_in_pod() && is_object_name(namespace) && is_object_name(name) {
                 let rail = number_label(attachment.rail);
                 let pf = attachment.pf.as_deref().unwrap_or_default();
                 pods.insert((rail, pf, namespace, name));

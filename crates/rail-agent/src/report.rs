@@ -200,9 +200,28 @@ pub struct Attachment {
     pub ifname: String,
     /// The link in the pod: `up`, `no-carrier`, `down`.
     pub link: Option<String>,
+    /// The link that takes the frames of the rail, if another namespace does.
+    pub tapped: Option<Tap>,
+}
+
+/// A link in another namespace that takes the frames of a rail.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Tap {
+    /// Its name, if it was found.
+    pub link: Option<String>,
+    /// A path to its namespace; none for the node's.
+    pub netns: Option<String>,
+    /// The pod of that namespace as `namespace/name`, if it has a rail.
+    pub pod: Option<String>,
 }
 
 impl Attachment {
+    /// Whether a running pod has the device.
+    pub fn is_in_pod(&self) -> bool {
+        matches!(self.state.as_str(), "live" | "tapped")
+    }
+
     /// Whether a pod may still use the device.
     pub fn is_alive(&self) -> bool {
         !matches!(

@@ -57,7 +57,7 @@ fn status_shows_rails_and_who_has_them() {
         *one,
         json!({"rail": 1, "state": "live", "network": "rail-1", "pod": "default/pod", "containerID": "c1",
             "ifname": "net1", "part": "whole", "netns": pod, "since": since, "device": vf_address(1), "pf": pf_address(1),
-            "addresses": ["172.18.0.0/31"], "mtu": 9000, "mac": mac, "link": "up", "rdma": [], "minPlanes": null, "source": null, "gids": [], "error": null})
+            "addresses": ["172.18.0.0/31"], "mtu": 9000, "mac": mac, "link": "up", "rdma": [], "minPlanes": null, "source": null, "gids": [], "error": null, "tapped": null})
     );
 
     let table = run(&host, &["status"]).ok().stdout;
@@ -245,4 +245,48 @@ fn status_goes_on_where_a_record_cannot_be_read() {
     assert_eq!((shown.status, shown.stderr.as_str()), (1, ""));
     assert_eq!(shown.json()["unreadable"], json!(["x:net1:y.json"]));
     assert_eq!(shown.json()["attachments"][0]["state"], "live");
+}
+
+/// A pod with CAP_NET_ADMIN makes a macvlan on the rail of another, which runs.
+#[test]
+fn status_and_doctor_name_the_link_and_the_pod_that_tap_a_rail() {
+    let Some(host) = two_rails("operator::tapped") else {
+        return;
+    };
+    let victim = host.add_netns("victim");
+    let other = host.add_netns("other");
+    host.cni("ADD", "c1", &victim, &rail(0)).ok();
+    let pod = "K8S_POD_NAMESPACE=default;K8S_POD_NAME=other";
+    let add = host.call("ADD", "c2", &other).var("CNI_ARGS", pod);
+    add.run(&rail(1)).ok();
+    let state = || status(&host)["attachments"][0].clone();
+    host.ip_in(&victim, "link add mv link net1 type macvlan mode source");
+    assert_eq!(state()["state"], "live", "its own link");
+
+    let netns = other.file_name().unwrap().to_str().unwrap();
+    host.ip_in(&victim, &format!("link set mv netns {netns}"));
+    let tapped = state();
+    let tap = json!({"link": "mv", "kind": "macvlan", "netns": other, "pod": "default/other"});
+    assert_eq!(
+        (&tapped["state"], &tapped["tapped"]),
+        (&json!("tapped"), &tap)
+    );
+    for verb in ["status", "doctor"] {
+        let text = run(&host, &[verb]).stdout;
+        let shown = format!(
+            "mv (macvlan) in the namespace {} of pod default/other takes",
+            other.display()
+        );
+        let remedy = format!("`nsenter --net={} ip link del mv`", other.display());
+        assert!(text.contains(&shown) && text.contains(&remedy), "{text}");
+    }
+
+    host.cni("DEL", "c2", &other, &rail(1)).ok();
+    assert_eq!(state()["tapped"]["pod"], json!(null), "it has no rail");
+    let of_node = format!("link set mv netns {}", nix::unistd::gettid());
+    host.ip_in(&other, &of_node);
+    assert_eq!(state()["tapped"]["netns"], json!(null), "the node's own");
+    host.ip("link del mv");
+    assert_eq!(state()["state"], "live");
+    host.cni("DEL", "c1", &victim, &rail(0)).ok();
 }

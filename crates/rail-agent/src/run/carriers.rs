@@ -22,7 +22,7 @@ pub(super) fn carriers<'a>(
     attachments: &'a [Attachment],
 ) -> (Carriers, Vec<(&'a Attachment, bool)>) {
     let (mut links, mut changes) = (Carriers::new(), Vec::new());
-    for one in attachments.iter().filter(|one| one.state == "live") {
+    for one in attachments.iter().filter(|one| one.is_in_pod()) {
         let Some(link) = &one.link else { continue };
         let key = (one.container.clone(), one.ifname.clone());
         let now = match (before.get(&key), link == "up") {

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Node;
 use super::calls::uid_of;
 use super::carriers::carriers;
 use super::state::Agent;
+use super::taps;
 use crate::events::Notice;
 use crate::host::PLUGINS;
 use crate::node;
@@ -62,6 +63,7 @@ impl Agent {
         match self.railctl_json::<Status>(&["status"]).await {
             Ok(status) => {
                 self.follow_carriers(&status.attachments);
+                self.follow_taps(&status.attachments);
                 self.follow_flaps(&status.rails);
                 self.has_rails |= ready::has_pf(&status);
                 let outline = outline(&status);
@@ -128,6 +130,22 @@ impl Agent {
         }
         let flapping = self.flaps.pfs();
         self.shared.with(|metrics| metrics.flapping = flapping);
+    }
+
+    /// Reports rails that are tapped, and rails whose tap was found only now, as Events of the Node and
+    /// of both pods.
+    fn follow_taps(&mut self, attachments: &[Attachment]) {
+        let seen = std::mem::take(&mut self.taps);
+        for notice in taps::notices(&seen, attachments) {
+            self.report(Notice {
+                pod: notice.pod.map(|(pod, _)| {
+                    let uid = uid_of(&self.uids, &pod);
+                    (pod, uid)
+                }),
+                ..notice
+            });
+        }
+        self.taps = taps::seen(attachments);
     }
 
     /// Reports lost and restored carriers as Events of the pods.

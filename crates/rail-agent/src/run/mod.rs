@@ -16,6 +16,7 @@
 //! | `show` | writes labels, conditions and taint of the Node |
 //! | `calls`, `carriers` | calls of the plugins and lost carriers as Events |
 //! | `flaps` | rails whose carrier comes and goes |
+//! | `taps` | rails whose frames another namespace takes |
 
 mod args;
 mod calls;
@@ -27,6 +28,7 @@ mod look;
 mod plan;
 mod show;
 mod state;
+mod taps;
 mod upkeep;
 
 use std::process::ExitCode;

@@ -15,6 +15,7 @@ use super::args::{PlanFrom, RunArgs};
 use super::calls::{Uids, read_calls, send_events};
 use super::carriers::Carriers;
 use super::flaps::Flaps;
+use super::taps;
 use crate::alive::Alive;
 use crate::api;
 use crate::cables::Heard;
@@ -105,6 +106,7 @@ pub(super) struct Agent {
     pub(super) outline: Vec<(String, String, u64)>,
     pub(super) carriers: Carriers,
     pub(super) flaps: Flaps,
+    pub(super) taps: taps::Seen,
     pub(super) logged: HashMap<&'static str, String>,
 }
 
@@ -205,6 +207,7 @@ impl Agent {
             outline: Vec::new(),
             carriers: HashMap::new(),
             flaps: Flaps::default(),
+            taps: taps::Seen::new(),
             logged: HashMap::new(),
         })
     }

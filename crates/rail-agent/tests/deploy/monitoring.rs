@@ -141,7 +141,7 @@ fn the_samples_are_of_metrics_that_the_agent_has() {
 
 /// An alert, the minutes for which it waits, the sample of a node that makes it fire, and the value
 /// that does, with what a minute adds.
-const ALERTS: [(&str, u32, &str, &str); 17] = [
+const ALERTS: [(&str, u32, &str, &str); 18] = [
     ("RailNodeNotReady", 10, "rail_cni_ready", "0"),
     (
         "RailLinkDown",
@@ -178,6 +178,12 @@ const ALERTS: [(&str, u32, &str, &str); 17] = [
         60,
         r#"rail_cni_preflight{rail="1",pf="0000:3c:00.0"}"#,
         "0",
+    ),
+    (
+        "RailTapped",
+        1,
+        r#"rail_cni_attachments{state="tapped"}"#,
+        "0 1",
     ),
     (
         "RailDeviceMisplaced",

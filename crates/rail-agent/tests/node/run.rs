@@ -1,5 +1,6 @@
 //! `rail-agent run`.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write as _;
 use std::net::TcpStream;
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::api::Api;
 use crate::node::{
-    CONFIG_MAP, DAEMON_SET, NODE, POOLS, Running, agent as agent_command, allocation, call,
+    CONFIG_MAP, DAEMON_SET, NAME, NODE, POOLS, Running, agent as agent_command, allocation, call,
     call_behind_macvlan, call_with_mtu, cluster, condition, config_map, end_pod, in_container,
     install, node_json, on_a_node, pool, ready, served, sh, start_pod, text_of,
 };
@@ -1361,6 +1362,32 @@ fn a_rail_that_flaps_between_looks_closes_the_node_and_is_an_event() {
             assert_eq!(api.events("RailFlapping").len(), 1, "it is told once");
         },
     );
+}
+
+/// A pod with CAP_NET_ADMIN makes a macvlan on the rail of another.
+#[test]
+fn node_and_both_pods_are_told_of_a_tapped_rail() {
+    on_a_node("run::node_and_both_pods_are_told_of_a_tapped_rail", || {
+        let (api, agent) = ready(&[]);
+        start_pod("pod-a", 0);
+        start_pod("pod-b", 1);
+        sh("ip -n pod-a link add mv link net1 type macvlan mode source");
+        sh("ip -n pod-a link set mv netns pod-b");
+        agent.until("the Events", || api.events("RailTapped").len() == 3);
+        let mut about = BTreeSet::new();
+        for event in api.events("RailTapped") {
+            about.insert(event["regarding"]["uid"].as_str().unwrap().to_owned());
+        }
+        let expected = ["uid-of-pod-a", "uid-of-pod-b", NAME];
+        assert_eq!(about, expected.map(str::to_owned).into());
+        let metric = r#"rail_cni_attachments{state="tapped"} 1"#;
+        assert!(served("/metrics").contains(metric));
+        sh("ip -n pod-b link del mv");
+        agent.until("live again", || {
+            served("/metrics").contains(r#"rail_cni_attachments{state="live"} 2"#)
+        });
+        assert_eq!(api.events("RailTapped").len(), 3, "each is told once");
+    });
 }
 
 /// NoSchedule moves no pod that runs.

@@ -63,7 +63,7 @@ struct Cli {
 enum Command {
     /// Show the rails of this node, and which pod has which device
     #[command(
-        after_help = "STATE is live (the pod has the device), busy (an ADD or DEL is running), dead (the pod is \
+        after_help = "STATE is live (the pod has the device), tapped (the same, and a link in another namespace takes its frames), busy (an ADD or DEL is running), dead (the pod is \
 gone without a DEL), cut-off (the ADD was killed), on-host (the pod is alive, but its device is on the host), \
 missing (the pod is gone, and the device has not returned), elsewhere (the pod is alive, but its device is neither \
 there nor on the host), or unknown (the pod cannot be inspected). VFS is the number of VFs and the number that the PF supports.
@@ -71,7 +71,7 @@ JSON: rails[]: rail or null; pf (name as in node.json, pciID, netdev, driver, li
 discards, pause frames, carrier_down; null without a netdev); rdmaCounted: errors, \
 repetitions and congestion of RDMA, by PCI address of PF or VF; vfs (max, enabled, attached, dead, lost, free). attachments[]: rail, \
 state, network, pod, containerID, ifname, part (whole or rdma), netns, since, device, pf, addresses[], source (host), minPlanes, mtu, \
-mac, link, rdma[], gids[] (device, port, index, address), error. pending[]: device, network, pod, containerID, ifname, since, steps[] \
+mac, link, rdma[], gids[] (device, port, index, address), error, tapped: null, or link, kind, netns and pod of whoever taps it, each null if unknown. pending[]: device, network, pod, containerID, ifname, since, steps[] \
 (step, why, tries, since). lost[], without a record: device, interface, addresses[], netns. unreadable[]: damaged records. node; rdma: \
 shared, exclusive or null; emptied: the run directory was emptied, and not rebuilt; todo[]: the lines below the tables.
 Exit status: 0 nothing to do, 1 the command failed or the lines below the tables say what to do, 2 usage error."

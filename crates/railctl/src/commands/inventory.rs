@@ -6,10 +6,12 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use anyhow::Result;
 
 use super::rebuild::{self, Lost};
+use super::taps::Tapped;
 use rail_cni::attach::attachments::{Attachment, Attachments, Owner, State};
 use rail_cni::device::is_away;
+use rail_cni::device::stacked::{self, Tap, is_tapped};
 use rail_cni::ipam::{claim, emptied, table};
-use rail_cni::netns::Netns;
+use rail_cni::netns::{Netns, is_same};
 use rail_cni::node::Node;
 use rail_cni::pool::is_same_rail;
 use rail_cni::sysfs::{self, DeviceId, Function};
@@ -92,6 +94,8 @@ pub struct Attached {
     /// Whether the device is on the host while it is not known if the pod is alive: the next ADD
     /// takes it.
     pub is_home: bool,
+    /// Who takes the frames of the rail, if another namespace does.
+    pub tapped: Option<Tapped>,
 }
 
 impl Attached {
@@ -99,6 +103,7 @@ impl Attached {
     pub fn word(&self) -> &'static str {
         match self.state {
             _ if self.is_busy => "busy",
+            State::Live(_) if self.tapped.is_some() => "tapped",
             State::Live(_) => "live",
             State::Elsewhere => "elsewhere",
             State::OnHost => "on-host",
@@ -270,6 +275,7 @@ impl Inventory {
             }
             pending.sort_by(|one, other| one.owner.since.cmp(&other.owner.since));
         }
+        find_taps(&mut attachments)?;
         attachments.sort_by(|one, other| {
             let key = |one: &Attached| {
                 let Owner {
@@ -364,6 +370,7 @@ impl Attached {
             is_busy: false,
             rdma: Vec::new(),
             is_home: false,
+            tapped: None,
         };
         if attached.is_live() {
             if let Err(error) = attached.look_into_pod(node) {
@@ -378,7 +385,7 @@ impl Attached {
         Ok(attached)
     }
 
-    /// Reads addresses and RDMA devices in the pod.
+    /// Reads addresses and RDMA devices in the pod, and whether its rail is tapped.
     fn look_into_pod(&mut self, node: &Node) -> Result<()> {
         let owner = &self.record.owner;
         let netns = Netns::open(&owner.netns.path)?;
@@ -390,11 +397,43 @@ impl Attached {
             self.addresses.extend(leased);
             return Ok(());
         };
-        let all = address::all(&mut netns.run(Socket::open)?, link.index)?;
+        let mut pod = netns.run(Socket::open)?;
+        let all = address::all(&mut pod, link.index)?;
+        let is_tapped = is_tapped(link, &mut pod)?;
         let ours = all.into_iter().filter(|one| !one.is_link_local());
         self.addresses = ours.map(|one| one.net.to_string()).collect();
+        self.tapped = is_tapped.then(Tapped::default);
         Ok(())
     }
+}
+
+/// Finds the links that tap the rails of these attachments, with one search for all.
+fn find_taps(attachments: &mut [Attached]) -> Result<()> {
+    let mut rails = Vec::new();
+    let mut numbers = Vec::new();
+    for (number, attached) in attachments.iter().enumerate() {
+        let (Some(_), Some(link)) = (&attached.tapped, attached.link()) else {
+            continue;
+        };
+        // A pod that has ended meanwhile is no longer tapped.
+        if let Ok(netns) = Netns::open(&attached.record.owner.netns.path) {
+            rails.push((link.index, netns));
+            numbers.push(number);
+        }
+    }
+    for (number, by) in numbers.into_iter().zip(stacked::taps(&rails)?) {
+        let pod = by.as_ref().and_then(|tap| pod_of(tap, attachments));
+        attachments[number].tapped = Some(Tapped { by, pod });
+    }
+    Ok(())
+}
+
+/// The pod in whose namespace the tap is, if the pod has a rail.
+fn pod_of(tap: &Tap, attachments: &[Attached]) -> Option<String> {
+    let netns = tap.netns.as_ref()?;
+    let mut owners = attachments.iter().map(|one| &one.record.owner);
+    let owner = owners.find(|owner| is_same(&owner.netns.path, netns))?;
+    owner.pod.clone()
 }
 
 fn rails(node: &Node, attachments: &[Attached], links: &[Link]) -> Result<Vec<Rail>> {

@@ -26,6 +26,7 @@ mod release;
 mod report;
 mod root;
 mod status;
+mod taps;
 mod vfs;
 
 use std::process::{Child, Output};

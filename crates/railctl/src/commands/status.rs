@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::inventory::{Attached, Inventory, Rail, RdmaMode, counted, link_state, rdma_counted};
 use super::left;
 use super::rebuild::{Lost, REMEDY};
+use super::taps::Tapped;
 use crate::output::{self, Output};
 use rail_cni::attach::attachments::{Attachment, State};
 use rail_cni::node::Node;
@@ -183,6 +184,10 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
             .as_ref()
             .map_or_else(|| owner.container_id.clone(), |pod| format!("pod {pod}"));
         let what = format!("{} of {of}", owner.ifname);
+        if let Some(tapped) = &one.tapped {
+            let (tap, remedy) = (tapped.describe(), tapped.remedy());
+            todo.push(format!("{what} is tapped: {tap}: {remedy}"));
+        }
         match &one.state {
             State::Live(Some(link)) if !link.up => todo.push(format!("{what} is down")),
             State::Live(Some(link)) if !link.carrier => todo.push(format!("{what} has no carrier")),
@@ -439,7 +444,7 @@ fn json(node_name: &str, inventory: &Inventory, todo: &[String]) -> Value {
             "mtu": link.map(|link| link.mtu), "mac": link.map(|link| &link.mac),
             "source": record.has_host_addresses().then_some("host"), "minPlanes": owner.min_planes,
             "link": link.map(link_state), "rdma": rdma_of(one, inventory), "gids": record.gids(),
-            "error": one.error(),
+            "error": one.error(), "tapped": one.tapped.as_ref().map(Tapped::json),
         })
     });
     let pending: Vec<_> = inventory.pending.iter().map(left::json).collect();

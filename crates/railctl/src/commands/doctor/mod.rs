@@ -174,7 +174,7 @@ pub fn doctor(mtu: u32, needs_rdma: bool, output: Output) -> Result<ExitCode> {
         watchdog::step(|| "the check move".to_owned());
         moves::check(found);
     });
-    let of_devices = ["pf", "vfs", "rdma", "pools", "leases", "records"];
+    let of_devices = ["pf", "vfs", "rdma", "pools", "leases", "records", "tapped"];
     with_root(&of_devices, &mut found, |found| {
         devices_and_pools(&node, mtu, needs_rdma, found);
     });

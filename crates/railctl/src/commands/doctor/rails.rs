@@ -114,6 +114,7 @@ pub fn check(
     lost(&rails, inventory, found);
     leftovers(&rails, inventory, found);
     records(inventory, &stocks, found);
+    tapped(inventory, found);
     pending(inventory, &stocks, found);
 }
 
@@ -775,6 +776,23 @@ fn leftovers(rails: &[&Rail], inventory: &Inventory, found: &mut Findings) {
         name,
         "no device of a rail has the name of a pod's interface",
     );
+}
+
+/// Reports the rails of running pods whose frames another namespace takes.
+fn tapped(inventory: &Inventory, found: &mut Findings) {
+    let name = "tapped";
+    for attached in &inventory.attachments {
+        if let Some(tapped) = &attached.tapped {
+            let owner = &attached.record.owner;
+            let what = format!("{} of {}", owner.device.id, owner.describe());
+            let text = format!("{what}: {}", tapped.describe());
+            found.add(Check {
+                rail: owner.rail,
+                ..Check::warn(name, text, tapped.remedy())
+            });
+        }
+    }
+    found.ok_unless_reported(name, "no rail of a pod is tapped by another namespace");
 }
 
 /// Reports the unfinished cleanup of pods that are gone. It affects no other pod, unless the next
