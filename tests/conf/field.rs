@@ -212,7 +212,7 @@ const VERDICTS: [Verdict; 12] = [
             "no resource",
         ],
         untold: &[],
-        fixed: &["namespace: default"],
+        fixed: &[],
     },
     Verdict {
         file: "chained.yaml",
@@ -243,11 +243,7 @@ const VERDICTS: [Verdict; 12] = [
         status: 0,
         told: &["vfio-pci"],
         untold: &[],
-        fixed: &[
-            "namespace: apps",
-            r#""userspace": true"#,
-            r#""spoofchk": "on""#,
-        ],
+        fixed: &["namespace: apps", r#""spoofchk": "on""#],
     },
     Verdict {
         file: "claims.yaml",

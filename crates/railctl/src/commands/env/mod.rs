@@ -4,7 +4,7 @@
 mod check;
 mod hosts;
 mod pod;
-mod variables;
+pub mod variables;
 
 use std::fs;
 use std::io::Write as _;

@@ -19,6 +19,7 @@ pub struct Variable {
 pub const HCA: &str = "NCCL_IB_HCA";
 pub const GID_INDEX: &str = "NCCL_IB_GID_INDEX";
 pub const SOCKET_IFNAME: &str = "NCCL_SOCKET_IFNAME";
+pub const ADDRESS_FAMILY: &str = "NCCL_IB_ADDR_FAMILY";
 pub const UCX_DEVICES: &str = "UCX_NET_DEVICES";
 pub const NVSHMEM_DEVICES: &str = "NVSHMEM_HCA_LIST";
 
@@ -96,7 +97,7 @@ pub fn of(pod: &Pod, nccl: NcclVersion) -> (Vec<Variable>, Vec<String>) {
         .iter()
         .all(|(rail, _)| !rail.addresses.is_empty() && !has_v4(rail));
     if !ports.is_empty() && is_v6_alone && nccl >= NcclVersion::FINDS_GIDS {
-        put("NCCL_IB_ADDR_FAMILY", "AF_INET6".to_owned());
+        put(ADDRESS_FAMILY, "AF_INET6".to_owned());
     }
     if nccl < NcclVersion::FINDS_GIDS && !ports.is_empty() {
         let indexes: BTreeSet<_> = ports.iter().map(|(_, port)| port.gid).collect();

@@ -22,6 +22,42 @@ pub(super) struct Fixed {
     pub(super) plugins: Vec<Map<String, Value>>,
     /// Conditions before a pod names it.
     pub(super) notes: Vec<String>,
+    /// The comments of the document that it replaces.
+    pub(super) comments: Vec<String>,
+}
+
+/// The comments of the YAML document that has this line, in order.
+pub(super) fn comments(text: &str, line: u32) -> Vec<String> {
+    let mut comments = Vec::new();
+    for (number, written) in (1..).zip(text.lines()) {
+        if written.starts_with("---") {
+            if number > line {
+                break;
+            }
+            comments.clear();
+        }
+        if let Some(comment) = comment(written) {
+            comments.push(comment.to_owned());
+        }
+    }
+    comments
+}
+
+/// The comment in a line, without its #: behind a blank, and outside of quotes.
+fn comment(line: &str) -> Option<&str> {
+    if let Some(comment) = line.trim_start().strip_prefix('#') {
+        return Some(comment.trim());
+    }
+    for (at, _) in line.match_indices(" #") {
+        let before = &line[..at];
+        let is_quoted = ['"', '\'']
+            .into_iter()
+            .any(|quote| before.matches(quote).count() % 2 == 1);
+        if !is_quoted {
+            return Some(line[at + 2..].trim());
+        }
+    }
+    None
 }
 
 impl Lint {
@@ -47,10 +83,8 @@ impl Lint {
             if let Some(rail) = rail {
                 main.entry("rail".to_owned()).or_insert_with(|| rail.into());
             }
-            if is_userspace {
-                main.entry("userspace".to_owned())
-                    .or_insert_with(|| true.into());
-            } else if let Some(mtu) = mtu {
+            // Such a VF has no interface, whose MTU could be set.
+            if let Some(mtu) = mtu.filter(|_| !is_userspace) {
                 main.entry("mtu".to_owned())
                     .or_insert_with(|| (*mtu).into());
             }
@@ -92,7 +126,7 @@ impl Fixed {
             return self.config("") + "\n";
         };
         let mut text = "---\n".to_owned();
-        for note in &self.notes {
+        for note in self.comments.iter().chain(&self.notes) {
             text.push_str(&format!("# {}\n", rail_cni::log::printable(note)));
         }
         text.push_str(

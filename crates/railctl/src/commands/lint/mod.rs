@@ -11,6 +11,7 @@ mod markdown;
 mod operators;
 mod plugin;
 mod pods;
+mod resources;
 mod spiderpool;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -143,14 +144,15 @@ pub struct Lint {
     /// The resource of each NAD, by namespace and name.
     nads: BTreeMap<(String, String), Option<String>>,
     pods: Vec<pods::Pod>,
+    resources: resources::Resources,
     fixed: Vec<fix::Fixed>,
+    /// The comments of the current document, for its first network.
+    comments: Vec<String>,
     /// The kind of the object of which an operator makes the current network, and what else it
     /// makes of it.
     made_by: Option<(String, &'static str)>,
     /// The MTU of VFs, by resource.
     mtus: BTreeMap<String, u64>,
-    /// Resources of the shared RDMA device plugin.
-    shared: BTreeSet<String>,
     /// Resources whose VFs have a driver for user space.
     userspace: BTreeSet<String>,
     /// The number of objects beside networks that were read.
@@ -427,10 +429,14 @@ impl Lint {
         self.files.push(file.to_owned());
         let before = self.found();
         let is_page = [".md", ".markdown"].iter().any(|end| file.ends_with(end));
+        let mut text = String::new();
         let read = if is_page {
             self.page(file)
         } else {
-            document::read(file)
+            document::Text::read(file).and_then(|read| {
+                text = String::from_utf8_lossy(&read.bytes).into_owned();
+                document::parse(&read.file, &read.bytes)
+            })
         };
         let documents = match read {
             Ok(documents) => documents,
@@ -450,12 +456,18 @@ impl Lint {
             let root = document.root();
             root.get("type").is_some() && root.get("cniVersion").is_some()
                 || root.get("plugins").is_some()
+                || root.get("resourceList").is_some()
+                || is_node_json(root)
         };
         for document in documents.iter().filter(|document| match content {
             Content::Networks => true,
             Content::Anything => is_manifest(document),
             Content::Page | Content::Settings => is_manifest(document) || is_whole(document),
         }) {
+            self.comments = match document.format {
+                Format::Yaml => fix::comments(&text, document.root().place("").line),
+                Format::Json => Vec::new(),
+            };
             self.value(document.root(), document);
         }
         let may_be_empty = matches!(content, Content::Anything | Content::Settings);
@@ -506,6 +518,8 @@ impl Lint {
                 self.network(part, None);
                 self.of = 0;
             }
+            (_, None) if self.device_plugin(part, "the device plugin") => self.noted += 1,
+            (_, None) if is_node_json(part) => self.node_json(part),
             (_, None) => {
                 let problem = "neither a NetworkAttachmentDefinition (kind) nor a CNI configuration (type, plugins)";
                 self.error(part, "", "", problem);
@@ -528,6 +542,19 @@ impl Lint {
                     self.fault("", fault.of(format!("CIDRPool {name}")));
                 }
                 self.leads_to(part, name, &["spec.routes"], &["spec.cidr"]);
+                if let Some(spec) = part.get("spec") {
+                    self.pool_holds(name, spec);
+                }
+            }
+            ("ConfigMap", ..) => {
+                let name = part.text("metadata.name").unwrap_or_default();
+                if self.config_map(part, name) {
+                    self.noted += 1;
+                }
+            }
+            ("ResourceClaim" | "ResourceClaimTemplate" | "DeviceClass", ..) => {
+                self.claim(part);
+                self.noted += 1;
             }
             // The API server leaves the kind out of the items of a list that has it.
             (_, Some(of), Some(items)) => {
@@ -646,6 +673,9 @@ impl Lint {
         if !plugins.is_empty() && !plugins.iter().any(is_ours) && self.made_by.is_none() {
             self.others += 1;
             return;
+        }
+        if let Some(nad) = nad {
+            self.demand(nad, &plugins, &context);
         }
         if let Some((kind, also)) = self.made_by.clone() {
             return self.made(part, &plugins, &context, &kind, also);
@@ -830,15 +860,28 @@ impl Lint {
 
     /// sriov and host-device: would it work as ours?
     fn like_ours(&mut self, plugin: Part, context: &Context, version: Version) {
-        let (findings, rails) = (std::mem::take(&mut self.findings), self.rails.len());
+        let findings = std::mem::take(&mut self.findings);
+        let rails = self.rails.len();
+        let without = self.resources.without.len();
         self.plugin(plugin, context, version);
         self.rails.truncate(rails);
-        let found = std::mem::replace(&mut self.findings, findings);
+        let mut found = std::mem::replace(&mut self.findings, findings);
+        let without = self.resources.without.drain(without..);
+        found.extend(without.map(|(_, finding)| finding));
         let errors = found
             .iter()
             .filter(|finding| finding.severity == Severity::Error);
         let errors: Vec<_> = errors.map(|finding| finding.fault.message()).collect();
         let kind = plugin.text("type").unwrap_or_default();
+        let becomes = self.fixed.last().map(|fixed| fixed.plugins.iter());
+        let stays = becomes
+            .into_iter()
+            .flatten()
+            .any(|plugin| plugin.get("type") == Some(&json!(kind)));
+        if stays && errors.is_empty() {
+            // A note of the chain tells why.
+            return;
+        }
         let but = if errors.is_empty() {
             String::new()
         } else {
@@ -925,6 +968,7 @@ impl Lint {
             list,
             plugins: becomes,
             notes: told,
+            comments: std::mem::take(&mut self.comments),
         });
         true
     }
@@ -961,8 +1005,12 @@ impl Lint {
                 .find(is_ours)
                 .is_some_and(|one| !names_a_device(*one))
         {
-            let problem = "has no resource, so no pod gets a device for it";
-            self.warning(part, name, "kind", problem);
+            let problem = format!(
+                "{kind}: has no resource (resourceName), so no pod gets a device for it, and nothing can replace it"
+            );
+            self.fixed.pop();
+            self.noted += 1;
+            return self.warning(part, name, "kind", problem);
         }
         let becomes = self.fixed.last().map(|fixed| {
             fixed
@@ -1030,6 +1078,8 @@ impl Lint {
 
     /// Compares all networks, when all files are read.
     fn finish(&mut self) {
+        self.compare_resources();
+        self.compare_nodes();
         self.across();
         self.compare_routes();
         self.compare_ranges();
@@ -1040,6 +1090,12 @@ impl Lint {
             (order(&fault.place.file), fault.place.line)
         });
     }
+}
+
+/// Whether an object is a node.json: its rails have PFs.
+fn is_node_json(part: Part) -> bool {
+    let rails = part.get("rails").into_iter().flat_map(Part::items);
+    rails.into_iter().any(|rail| rail.get("pf").is_some())
 }
 
 /// Whether an unknown key of `part` probably means `key`. Then `key` is not reported as missing.

@@ -316,6 +316,8 @@ impl Lint {
             if let Some(main) = main.as_object_mut() {
                 main.retain(|_, value| !value.is_null());
             }
+            let source = format!("SpectrumXRailPoolConfig {name}");
+            self.operator_offers(rail, source, &format!("nvidia.com/{of_rail}"));
             all.push(Made {
                 resource: Some(format!("nvidia.com/{of_rail}")),
                 name: of_rail,
@@ -400,6 +402,7 @@ impl Lint {
             }
             ("NicClusterPolicy", _) => self.nic_cluster_policy(part, name),
             ("SriovNetworkNodePolicy", _) => {
+                self.policy_offers(part, name);
                 if let (Some(resource), Some(mtu)) = (
                     part.text("spec.resourceName"),
                     part.get("spec.mtu").and_then(|mtu| mtu.value.as_u64()),
@@ -407,7 +410,8 @@ impl Lint {
                     self.mtus.insert(prefixed(part, resource), mtu);
                 }
                 if part.text("spec.deviceType") == Some("vfio-pci") {
-                    let problem = "vfio-pci: its VFs have no interface: a network of them needs \"userspace\": true";
+                    let problem =
+                        "vfio-pci: its VFs have no interface, so a network of them has no mtu";
                     self.note(part, name, "spec.deviceType", problem);
                     self.userspace.extend(
                         part.text("spec.resourceName")
@@ -454,31 +458,24 @@ impl Lint {
     }
 
     fn nic_cluster_policy(&mut self, part: Part, name: &str) {
-        if let Some(config) = self.json_in(part, "spec.rdmaSharedDevicePlugin.config") {
-            for one in config["configList"].as_array().into_iter().flatten() {
-                let prefix = one["resourcePrefix"].as_str().unwrap_or("rdma");
-                let resource = format!(
-                    "{prefix}/{}",
-                    one["resourceName"].as_str().unwrap_or_default()
-                );
-                self.shared.insert(resource);
+        for plugin in ["rdmaSharedDevicePlugin", "sriovDevicePlugin"] {
+            let Some(config) = part.get(&format!("spec.{plugin}.config")) else {
+                continue;
+            };
+            match config.json() {
+                Ok(config) => {
+                    self.device_plugin(config.root(), &format!("NicClusterPolicy {name}"));
+                }
+                Err(fault) => {
+                    let path = format!("spec.{plugin}.config");
+                    self.fault(name, rail_cni::fault::Fault { path, ..fault });
+                }
             }
         }
         if part.get("spec.rdmaSharedDevicePlugin").is_some() {
             let problem = "the shared RDMA device plugin gives a pod the right to use RDMA, and no device: networks of rail-cni \
                            need a resource of sriovDevicePlugin, or of a SriovNetworkNodePolicy";
             self.warning(part, name, "spec.rdmaSharedDevicePlugin", problem);
-        }
-        if let Some(config) = part.get("spec.sriovDevicePlugin.config") {
-            if let Err(fault) = config.json() {
-                self.fault(
-                    name,
-                    rail_cni::fault::Fault {
-                        path: "spec.sriovDevicePlugin.config".to_owned(),
-                        ..fault
-                    },
-                );
-            }
         }
         let nv_ipam = if part.get("spec.nvIpam").is_some() {
             "; nvIpam goes with the last network that calls it"
@@ -504,7 +501,7 @@ fn given<'a>(part: Part<'a>, path: &str) -> Option<&'a str> {
 }
 
 /// The name of a resource with the prefix that the SR-IOV Network Operator puts before it.
-fn prefixed(part: Part, name: &str) -> String {
+pub(super) fn prefixed(part: Part, name: &str) -> String {
     if name.contains('/') {
         return name.to_owned();
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 
-use super::{Context, Lint, OUR_IPAM, OURS, RESOURCE, Rail, Severity, chain, is_misspelt};
+use super::{Context, Finding, Lint, OUR_IPAM, OURS, RESOURCE, Rail, Severity, chain, is_misspelt};
 use rail_cni::cni::keys::{TWICE, below};
 use rail_cni::cni::{Args, Attachment, Dns, Keys, Network, Route, Strictness, Version};
 use rail_cni::fault::Fault;
@@ -78,14 +78,20 @@ impl Lint {
                 "no {RESOURCE}: Multus gives a device only to networks with a resource, and this one names no device \
                  itself"
             );
-            if *in_list {
-                self.error(nad, name, "metadata.annotations", problem);
+            let (severity, problem) = if *in_list {
+                (Severity::Error, problem)
             } else {
-                let problem = format!(
-                    "{problem}; right for dra-driver-sriov, which gives it the device of a claim"
-                );
-                self.warning(nad, name, "metadata.annotations", problem);
-            }
+                let right = "right for dra-driver-sriov, which gives it the device of a claim";
+                (Severity::Warning, format!("{problem}; {right}"))
+            };
+            let finding = Finding {
+                severity,
+                network: name.to_owned(),
+                of: self.of,
+                fault: nad.fault("metadata.annotations", problem),
+            };
+            let unique = context.unique().to_owned();
+            self.resources.without.push((unique, finding));
         }
         let gets_a_device = nad.is_some() || declares("deviceID") || is_misspelt;
         self.refused(plugin, context, version, gets_a_device && !names_a_device);
@@ -101,7 +107,6 @@ impl Lint {
             .unwrap_or_default();
         self.leads_to(plugin, name, &["routes", "ipam.routes"], &["ipam.cidr"]);
         self.hands_out(plugin, context);
-        self.resource(context);
         let rail = plugin.get("rail").and_then(|rail| rail.value.as_u64());
         self.rails.push(Rail {
             place: plugin.place("rail"),
@@ -114,20 +119,6 @@ impl Lint {
             pools,
             resource: resource.map(str::to_owned),
         });
-    }
-
-    /// A resource that hands out no device.
-    fn resource(&mut self, context: &Context) {
-        let Some((nad, resource)) = context.nad.zip(context.resource) else {
-            return;
-        };
-        if resource.starts_with("rdma/") || self.shared.contains(resource) {
-            let problem = format!(
-                "{resource} is of the shared RDMA device plugin, which hands out no device: a resource of the SR-IOV device \
-                 plugin, or of a SriovNetworkNodePolicy"
-            );
-            self.error(nad, &context.name, "metadata.annotations", problem);
-        }
     }
 
     /// One configuration of rail-cni for the RDMA device alone, behind another plugin.

@@ -5,17 +5,29 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{Lint, number_in};
+use super::{Lint, Severity, number_in};
+use crate::commands::env::variables;
+use rail_cni::fault::{Fault, Place};
 use rail_plan::document::Part;
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// The network that takes the place of the cluster's own.
 const DEFAULT: &str = "v1.multus-cni.io/default-network";
 
+/// Variables that `railctl env` writes into nccl.conf.
+const IN_NCCL_CONF: [&str; 4] = [
+    variables::HCA,
+    variables::SOCKET_IFNAME,
+    variables::GID_INDEX,
+    variables::ADDRESS_FAMILY,
+];
+/// The label of deploy/label, which adds networks and nccl.conf to a pod.
+const LABEL: &str = "rail-cni/rails";
+
 /// A pod, or the template of one.
 #[derive(Debug)]
 pub(super) struct Pod {
-    place: rail_cni::fault::Place,
+    place: Place,
     name: String,
     /// Namespace, or nothing, and name of each network, in order.
     networks: Vec<(String, String)>,
@@ -23,6 +35,20 @@ pub(super) struct Pod {
     resources: BTreeMap<String, u64>,
     has_claims: bool,
     may_lock: bool,
+    is_in_host_netns: bool,
+    has_label: bool,
+    /// Whether a file of NCCL is mounted.
+    has_nccl_conf: bool,
+    /// Variables of NCCL that the pod sets itself.
+    variables: Vec<Setting>,
+}
+
+/// A variable of a container.
+#[derive(Debug)]
+struct Setting {
+    place: Place,
+    name: String,
+    value: String,
 }
 
 /// The owner of pods.
@@ -32,6 +58,7 @@ struct Owner<'a> {
     namespace: &'a str,
     /// The annotations of a pod whose own part has none.
     annotations: Option<Part<'a>>,
+    labels: Option<Part<'a>>,
     is_laid_over_presets: bool,
 }
 
@@ -79,6 +106,7 @@ impl Lint {
                 name,
                 namespace,
                 annotations,
+                labels: None,
                 is_laid_over_presets,
             },
         );
@@ -95,6 +123,7 @@ impl Lint {
                 spec,
                 Owner {
                     annotations: part.get("metadata.annotations"),
+                    labels: part.get("metadata.labels"),
                     ..owner
                 },
             );
@@ -145,8 +174,7 @@ impl Lint {
                     let place =
                         annotation(key).map_or_else(|| part.place(""), |given| given.place(""));
                     let fault =
-                        rail_cni::fault::Fault::new(format!("metadata.annotations.{key}"), problem)
-                            .at(place);
+                        Fault::new(format!("metadata.annotations.{key}"), problem).at(place);
                     return self.fault(name, fault);
                 }
             }
@@ -199,6 +227,18 @@ impl Lint {
             None => part.place("containers"),
         };
         let has_claims = part.get("resourceClaims").is_some();
+        let is_in_host_netns = part.get("hostNetwork").is_some_and(|on| *on.value == true);
+        let has_label = owner.labels.is_some_and(|all| all.get(LABEL).is_some());
+        let mut has_nccl_conf = false;
+        let mut variables = Vec::new();
+        for container in containers(part) {
+            let mounts = container.get("volumeMounts").into_iter();
+            for mount in mounts.flat_map(Part::items) {
+                let path = mount.text("mountPath").unwrap_or_default();
+                has_nccl_conf |= path.ends_with("/nccl.conf") || path.ends_with("/rccl.conf");
+            }
+            variables.extend(nccl_settings(container));
+        }
         self.pods.push(Pod {
             place,
             name: name.to_owned(),
@@ -206,17 +246,68 @@ impl Lint {
             resources,
             has_claims,
             may_lock,
+            is_in_host_netns,
+            has_label,
+            has_nccl_conf,
+            variables,
         });
     }
 
     /// Compares pods with the networks, when all files are read.
     pub(super) fn compare_pods(&mut self) {
         for pod in std::mem::take(&mut self.pods) {
+            if pod.is_in_host_netns && (pod.has_label || !pod.networks.is_empty()) {
+                let problem = "hostNetwork: true: a pod in the host's network namespace gets no network: remove one of the two";
+                let fault = Fault::new("hostNetwork", problem).at(pod.place.clone());
+                self.say(Severity::Error, &pod.name, fault);
+                continue;
+            }
+            for resource in pod.resources.keys() {
+                if let Some(problem) = self.resources.misnamed(resource) {
+                    let fault = Fault::new("", problem).at(pod.place.clone());
+                    self.say(Severity::Error, &pod.name, fault);
+                }
+            }
             for problem in self.of_pod(&pod) {
-                let fault = rail_cni::fault::Fault::new("", problem).at(pod.place.clone());
-                self.say(super::Severity::Warning, &pod.name, fault);
+                let fault = Fault::new("", problem).at(pod.place.clone());
+                self.say(Severity::Warning, &pod.name, fault);
+            }
+            for setting in &pod.variables {
+                if let Some(problem) = self.of_setting(&pod, setting) {
+                    let fault = Fault::new(&setting.name, problem).at(setting.place.clone());
+                    self.say(Severity::Warning, &pod.name, fault);
+                }
             }
         }
+    }
+
+    /// What is wrong with a variable of NCCL.
+    fn of_setting(&self, pod: &Pod, setting: &Setting) -> Option<String> {
+        let Setting { name, value, .. } = setting;
+        if pod.has_label || pod.has_nccl_conf {
+            return Some(format!(
+                "{value:?} takes precedence over nccl.conf, which has the rails of this pod: remove the variable"
+            ));
+        }
+        if pod.networks.is_empty() {
+            return None;
+        }
+        let entries = value.trim_start_matches(['^', '=']).split(',');
+        let mut names = entries.map(|entry| entry.split(':').next().unwrap_or_default());
+        let is_of_host = |entry: &str| match name.as_str() {
+            // mlx5_0 of the host is a PF, mlx5 means all.
+            variables::HCA => {
+                let is_numbered = entry.ends_with(|last: char| last.is_ascii_digit());
+                is_numbered && !["mlx4", "mlx5"].contains(&entry)
+            }
+            variables::SOCKET_IFNAME => self.resources.pfs.contains(entry),
+            _ => false,
+        };
+        let device = names.find(|entry| is_of_host(entry))?;
+        Some(format!(
+            "{device} is a device of the host, and a pod's rails are VFs, whose names differ from node to node: let \
+             `railctl env` set the variable (docs/jobs.md)"
+        ))
     }
 
     /// The resource of a network, if the network is known and has one. A manifest without a
@@ -302,6 +393,25 @@ impl Lint {
         }
         problems
     }
+}
+
+/// The variables of a container that nccl.conf may have.
+fn nccl_settings(container: Part<'_>) -> Vec<Setting> {
+    let mut settings = Vec::new();
+    for variable in container.get("env").into_iter().flat_map(Part::items) {
+        let name = variable.text("name").unwrap_or_default();
+        let Some(value) = variable.text("value") else {
+            continue;
+        };
+        if IN_NCCL_CONF.contains(&name) {
+            settings.push(Setting {
+                place: variable.place("name"),
+                name: name.to_owned(),
+                value: value.to_owned(),
+            });
+        }
+    }
+    settings
 }
 
 /// The extended resources of a container. Of these the request is the limit.

@@ -759,6 +759,46 @@ const CHAIN: &str = r#"{"cniVersion": "0.3.1", "name": "rail-0", "disableCheck":
     ]}"#;
 
 #[test]
+fn what_fix_prints_is_clean_and_keeps_comments() {
+    let network = "# Ours since March.\n---\n# For the trainers.\n".to_owned()
+        + good()
+            .trim_start_matches("---\n")
+            .replace("rail-cni", "sriov")
+            .as_str()
+        + "---\n# Of another document.\nkind: Pod\n";
+    let network = network.replace(
+        "spec:\n  config",
+        "spec:  # as the operator wrote it\n  config",
+    );
+    let (text, _) = fixed(&[("f.yaml", &network)]);
+    assert!(
+        text.contains("# For the trainers.\n# as the operator wrote it\n"),
+        "{text}"
+    );
+    assert!(!text.contains("another"), "{text}");
+    is_good(&text, 1);
+    // A VF without an interface, a network that stays, and one without a resource.
+    let vfio = "---\nkind: SriovNetworkNodePolicy\nmetadata: {name: p}\nspec: {resourceName: vfs, deviceType: vfio-pci, mtu: 9000}\n\
+        ---\nkind: SriovNetwork\nmetadata: {name: a}\nspec: {resourceName: vfs}\n";
+    let ib = good().replace(
+        "\"type\": \"rail-cni\",",
+        "\"type\": \"ib-sriov\", \"ibKubernetesEnabled\": true,",
+    );
+    for source in [vfio, &ib] {
+        let (text, _) = fixed(&[("f.yaml", source)]);
+        is_good(&text, 1);
+        let (_, told) = lint_of(&[("f.yaml", &text)]);
+        assert!(!told.iter().any(|one| one.contains("--fix")), "{told:#?}");
+    }
+    let without = "kind: HostDeviceNetwork\nmetadata: {name: a}\nspec: {ipam: '{}'}\n";
+    let (text, told) = fixed(&[("f.yaml", without)]);
+    assert!(
+        text.is_empty() && told[0].contains("has no resource"),
+        "{text}{told:#?}"
+    );
+}
+
+#[test]
 fn a_chain_says_what_goes_what_stays_and_what_moves() {
     let (text, told) = fixed(&[("f", &nad("rail-0", CHAIN))]);
     for (line, part) in [
@@ -1058,12 +1098,260 @@ fn addresses_of_every_ipam_are_compared_with_the_clusters_networks_and_with_each
         told.len() == 1 && told[0].contains("rail-3: ipam: 198.18.0.0/24: host-local"),
         "{told:#?}"
     );
-    let shared = good().replace("nvidia.com/rail-3", "rdma/hca_shared_devices_a");
+}
+
+/// A policy of the SR-IOV Network Operator for the PF of rail 3.
+fn policy(resource: &str, rest: &str) -> String {
+    format!(
+        "---\napiVersion: sriovnetwork.openshift.io/v1\nkind: SriovNetworkNodePolicy\n\
+         metadata: {{name: rail-3, namespace: nvidia-network-operator}}\n\
+         spec: {{resourceName: {resource}, nicSelector: {{pfNames: [eth_r3]}}, {rest}}}\n"
+    )
+}
+
+/// What lint finds in these manifests together, without notes.
+fn together(manifests: &[String]) -> Vec<String> {
+    let (_, told) = lint_of(&[("f.yaml", &manifests.concat())]);
+    told.into_iter()
+        .filter(|one| !one.contains(": note: "))
+        .collect()
+}
+
+#[test]
+fn a_resource_of_a_network_is_offered_by_someone() {
+    let plugin = |name: &str| {
+        let list = format!(
+            r#"{{"resourceList": [{{"resourcePrefix": "nvidia.com", "resourceName": "{name}"}}]}}"#
+        );
+        format!("---\nkind: ConfigMap\nmetadata: {{name: dp}}\ndata:\n  config.json: '{list}'\n")
+    };
+    let shared = "---\nkind: ConfigMap\nmetadata: {name: shared}\ndata:\n  config.json: |\n    \
+        {\"configList\": [{\"resourceName\": \"hca_a\", \"rdmaHcaMax\": 9}]}\n"
+        .to_owned();
+    let of_shared = good().replace("nvidia.com/rail-3", "rdma/hca_a");
+    for (manifests, expected) in [
+        (vec![good(), plugin("rail-3")], ""),
+        (vec![plugin("rail-3"), good()], ""),
+        // A plan's own targets, of which one takes no hyphen.
+        (
+            vec![good(), policy("rail_3", "numVfs: 1")],
+            "error: rail-3: metadata.annotations: nobody offers nvidia.com/rail-3, and",
+        ),
+        (
+            vec![good(), plugin("rail-4")],
+            "warning: rail-3: metadata.annotations: nobody offers nvidia.com/rail-3 in these files",
+        ),
+        (
+            vec![good(), plugin("gpu-nics")],
+            "warning: rail-3: metadata.annotations: nobody offers nvidia.com/rail-3 in these files",
+        ),
+        // The prefix is a setting of the operator.
+        (
+            vec![
+                good().replace("nvidia.com/rail-3", "x.org/rail_3"),
+                policy("rail_3", "numVfs: 1"),
+            ],
+            "",
+        ),
+        (
+            vec![of_shared.clone()],
+            "warning: rail-3: metadata.annotations: rdma/ is the default",
+        ),
+        (
+            vec![of_shared.clone(), shared.clone()],
+            "error: rail-3: metadata.annotations: rdma/hca_a is of the shared",
+        ),
+        (
+            vec![of_shared, plugin("hca_a").replace("nvidia.com", "rdma")],
+            "",
+        ),
+    ] {
+        let told = together(&manifests);
+        assert_eq!(told.len(), usize::from(!expected.is_empty()), "{told:#?}");
+        assert!(told.iter().all(|one| one.contains(expected)), "{told:#?}");
+    }
+}
+
+#[test]
+fn a_network_of_rail_cni_needs_vfs_in_legacy() {
+    let network = good().replace("nvidia.com/rail-3", "nvidia.com/rail_3");
+    let told = together(&[
+        network.clone(),
+        policy("rail_3", "numVfs: 1, eSwitchMode: switchdev"),
+    ]);
     assert!(
-        lint_of(&[("f", &shared)])
-            .1
-            .iter()
-            .any(|one| one.contains("error: rail-3: metadata.annotations: "))
+        told.len() == 1 && told[0].contains("error: rail-3: ") && told[0].contains("switchdev"),
+        "{told:#?}"
+    );
+    let legacy = policy("rail_3", "numVfs: 1, eSwitchMode: legacy");
+    assert_eq!(together(&[network, legacy]), [""; 0]);
+    let ovs = "---\nkind: OVSNetwork\nmetadata: {name: rail-3, namespace: nvidia-network-operator}\n\
+        spec: {resourceName: rail_3, bridge: br, metaPlugins: '{\"type\": \"rdma\"}'}\n";
+    let told = together(&[
+        ovs.to_owned(),
+        policy("rail_3", "numVfs: 1, eSwitchMode: switchdev"),
+    ]);
+    assert!(
+        !told.iter().any(|one| one.contains(": error: ")),
+        "{told:#?}"
+    );
+}
+
+#[test]
+fn a_node_has_no_more_vfs_than_addresses() {
+    let network = good().replace("nvidia.com/rail-3", "nvidia.com/rail_3");
+    let pool = |length: u8, gateway: &str| {
+        format!(
+            "---\napiVersion: nv-ipam.nvidia.com/v1alpha1\nkind: CIDRPool\nmetadata: {{name: rail-3}}\n\
+             spec: {{cidr: 198.18.0.0/16, perNodeNetworkPrefix: {length}{gateway}}}\n"
+        )
+    };
+    let node = r#"---
+rails: [{rail: 3, pf: eth_r3, vfs: {number: 8}}]
+"#;
+    for (length, gateway, vfs, expected) in [
+        (31, ", gatewayIndex: 1", "numVfs: 1", ""),
+        (31, ", gatewayIndex: 1", "numVfs: 8", "8 VFs"),
+        (29, "", "numVfs: 6", ""),
+        (29, ", gatewayIndex: 1", "numVfs: 6", "5 addresses"),
+    ] {
+        let told = together(&[
+            network.clone(),
+            pool(length, gateway),
+            policy("rail_3", vfs),
+        ]);
+        assert_eq!(told.len(), usize::from(!expected.is_empty()), "{told:#?}");
+        assert!(
+            told.iter()
+                .all(|one| one.contains(expected) && one.contains("spec.numVfs")),
+            "{told:#?}"
+        );
+    }
+    // A range of VFs of the PF.
+    let some = policy("rail_3", "numVfs: 8").replace("eth_r3", "\"eth_r3#0-1\"");
+    let told = together(&[network.clone(), pool(31, ", gatewayIndex: 1"), some]);
+    assert!(told.len() == 1 && told[0].contains("2 VFs"), "{told:#?}");
+    let told = together(&[network, pool(31, ", gatewayIndex: 1"), node.to_owned()]);
+    assert!(
+        told.len() == 1 && told[0].contains("vfs.number: 8 VFs"),
+        "{told:#?}"
+    );
+}
+
+#[test]
+fn a_network_has_a_rail_of_node_json() {
+    let node = |rails: &str| ("node.json", format!(r#"{{"rails": [{rails}]}}"#));
+    for (rails, expected) in [
+        (r#"{"rail": 3, "pf": "eth_r3"}"#, ""),
+        (
+            r#"{"rail": 4, "pf": "eth_r4"}"#,
+            "error: rail-3: rail: 3 is none of the rails [4]",
+        ),
+        (r#"{"rail": 3, "pf": "eth_r3", "pff": 1}"#, "unknown"),
+    ] {
+        let (name, text) = node(rails);
+        let (_, told) = lint_of(&[("f.yaml", &good()), (name, &text)]);
+        assert_eq!(told.len(), usize::from(!expected.is_empty()), "{told:#?}");
+        assert!(told.iter().all(|one| one.contains(expected)), "{told:#?}");
+    }
+}
+
+/// docs/dra.md: a claim's driver gives the device, and reads no list.
+#[test]
+fn a_network_of_a_claim_needs_no_resource() {
+    let single = "---\napiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {name: rail-3}\nspec:\n  \
+        config: '{\"cniVersion\": \"1.0.0\", \"name\": \"rail-3\", \"type\": \"rail-cni\", \"rail\": 3, \"mtu\": 9000, \
+        \"capabilities\": {\"deviceID\": true, \"mac\": true, \"ips\": true, \"CNIDeviceInfoFile\": true}, \"ipam\": {\"type\": \"rail-ipam\", \"pool\": \"rail-3\"}}'\n"
+        .to_owned();
+    let claim = "---\napiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {name: vf}\nspec:\n  spec:\n    \
+        devices:\n      config:\n      - opaque: {driver: sriovnetwork.k8snetworkplumbingwg.io, parameters: {kind: VfConfig, \
+        netAttachDefName: rail-3}}\n"
+        .to_owned();
+    let pod = "---\nkind: Pod\nmetadata: {name: p}\nspec:\n  resourceClaims: [{name: vf, resourceClaimTemplateName: vf}]\n  \
+        containers: [{name: a, image: x}]\n"
+        .to_owned();
+    assert_eq!(together(std::slice::from_ref(&claim)), [""; 0]);
+    assert_eq!(together(&[claim.clone(), pod, single.clone()]), [""; 0]);
+    assert_eq!(together(&[single]).len(), 1);
+    let list = good().replace(
+        "annotations: {k8s.v1.cni.cncf.io/resourceName: nvidia.com/rail-3}",
+        "labels: {}",
+    );
+    let told = together(&[claim, list]);
+    assert!(
+        told.len() == 1 && told[0].contains("only networks of one plugin"),
+        "{told:#?}"
+    );
+}
+
+#[test]
+fn a_pod_in_the_hosts_namespace_has_no_networks() {
+    let pod = |rest: &str| {
+        format!(
+            "---\nkind: Pod\nmetadata: {{name: p, annotations: {{k8s.v1.cni.cncf.io/networks: rail-3}}}}\nspec:\n  {rest}\n  \
+             containers: [{{image: x, resources: {{limits: {{nvidia.com/rail-3: 1}}}}, \
+             securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}}}]\n"
+        )
+    };
+    assert_eq!(together(&[good(), pod("hostNetwork: false")]), [""; 0]);
+    let told = together(&[good(), pod("hostNetwork: true")]);
+    assert!(
+        told.len() == 1 && told[0].contains("error: p: hostNetwork: "),
+        "{told:#?}"
+    );
+}
+
+#[test]
+fn a_pod_leaves_nccls_devices_to_its_rails() {
+    let pod = |labels: &str, mounts: &str, name: &str, value: &str| {
+        format!(
+            "---\nkind: Pod\nmetadata:\n  name: p\n  labels: {{{labels}}}\n  annotations: {{k8s.v1.cni.cncf.io/networks: rail-3}}\n\
+             spec:\n  containers:\n  - image: x\n    resources: {{limits: {{nvidia.com/rail-3: 1}}}}\n    \
+             securityContext: {{capabilities: {{add: [IPC_LOCK]}}}}\n    volumeMounts: [{mounts}]\n    \
+             env: [{{name: {name}, value: \"{value}\"}}]\n"
+        )
+    };
+    const MOUNT: &str = "{name: rails, mountPath: /etc/nccl.conf, subPath: nccl.conf}";
+    const LABEL: &str = "rail-cni/rails: '8'";
+    for (labels, mounts, name, value, expected) in [
+        ("", "", "NCCL_DEBUG", "INFO", ""),
+        ("", MOUNT, "NCCL_DEBUG", "INFO", ""),
+        ("", MOUNT, "NCCL_IB_HCA", "mlx5", "precedence"),
+        (LABEL, "", "NCCL_SOCKET_IFNAME", "eth0", "precedence"),
+        ("", "", "NCCL_SOCKET_IFNAME", "eth0", ""),
+        (
+            "",
+            "",
+            "NCCL_SOCKET_IFNAME",
+            "=eth_r3",
+            "eth_r3 is a device of the host",
+        ),
+        ("", "", "NCCL_IB_HCA", "mlx5", ""),
+        (
+            "",
+            "",
+            "NCCL_IB_HCA",
+            "=mlx5_0:1,mlx5_1:1",
+            "mlx5_0 is a device of the host",
+        ),
+    ] {
+        let network = good().replace("nvidia.com/rail-3", "nvidia.com/rail_3");
+        let pod =
+            pod(labels, mounts, name, value).replace("nvidia.com/rail-3", "nvidia.com/rail_3");
+        let told = together(&[network, pod, policy("rail_3", "numVfs: 1")]);
+        assert_eq!(told.len(), usize::from(!expected.is_empty()), "{told:#?}");
+        assert!(told.iter().all(|one| one.contains(expected)), "{told:#?}");
+    }
+}
+
+#[test]
+fn a_pod_asks_for_a_resource_by_its_name() {
+    let pod = "---\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{image: x, resources: {limits: {nvidia.com/rail-3: 1}}}]}\n";
+    let told = together(&[pod.to_owned(), policy("rail_3", "numVfs: 1")]);
+    assert!(
+        told.iter()
+            .any(|one| one.contains("error: p: asks for nvidia.com/rail-3, which nobody offers")),
+        "{told:#?}"
     );
 }
 
