@@ -921,6 +921,41 @@ fn the_keys_of_a_network_are_those_of_the_code() {
 }
 
 #[test]
+fn the_steps_in_the_documents_are_those_of_the_code() {
+    let source = read("src/attach/steps/mod.rs");
+    let (_, list) = source.split_once("\nsteps! {").unwrap();
+    let mut steps = Vec::new();
+    for line in list.lines() {
+        if let Some((name, _)) = line.trim().split_once(" => ") {
+            steps.push(name.trim_matches('"').to_owned());
+        }
+    }
+    assert!(steps.len() > 10, "{steps:?}");
+    let architecture = read("ARCHITECTURE.md");
+    let (_, picture) = architecture.split_once("what ADD changes").unwrap();
+    let (picture, _) = picture.split_once("ADD, from the top").unwrap();
+    let mut described = Vec::new();
+    for line in picture.lines().skip(1) {
+        // The picture is drawn in ASCII: the names are in its second column.
+        let names = line.get(5..22).unwrap_or_default();
+        described.extend(names.split([',', ' ']).filter(|name| !name.is_empty()));
+    }
+    assert_eq!(described, steps);
+    let operations = read("docs/operations.md");
+    let (_, pending) = operations.split_once("\n## Pending steps\n").unwrap();
+    let (pending, _) = pending.split_once("\n## ").unwrap();
+    for line in pending.lines().filter(|line| line.starts_with("* ")) {
+        let (names, _) = line.split_once(": ").unwrap();
+        for name in names.trim_start_matches("* ").split(", ") {
+            assert!(
+                steps.iter().any(|step| *name == format!("`{step}`")),
+                "{name}"
+            );
+        }
+    }
+}
+
+#[test]
 fn the_keys_of_the_ipam_section_are_those_of_the_code() {
     let mut known = strings("src/pool/cidrpool.rs", "SPEC_KEYS");
     assert_eq!(known.len(), 8);

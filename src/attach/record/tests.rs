@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::attach::steps::NAMES;
 use crate::attach::steps::device_info::DeviceInfo;
 use crate::attach::steps::links::Links;
 use crate::attach::steps::pkey::Pkey;
@@ -53,11 +54,13 @@ fn every_step() -> Vec<Value> {
 
 #[test]
 fn every_step_keeps_its_form_on_disk() {
+    let mut names = Vec::new();
     for step in every_step() {
         let record = record(&[done(step.clone())]);
         let written: Value = serde_json::from_slice(&to_json(&record).unwrap()).unwrap();
         let change = &written["steps"][0]["change"];
         let name = record.steps[0].change.name();
+        names.push(name);
         let named = change
             .as_str()
             .or_else(|| change.as_object()?.keys().next().map(String::as_str));
@@ -68,6 +71,7 @@ fn every_step_keeps_its_form_on_disk() {
             None => assert_eq!(*change, step),
         }
     }
+    assert_eq!(names, NAMES);
 }
 
 #[test]

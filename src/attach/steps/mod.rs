@@ -24,21 +24,6 @@ use serde::{Deserialize, Serialize};
 
 use super::context::Cx;
 use super::step::{Asked, Phase, Step};
-use device_info::DeviceInfo;
-use driver::Driver;
-use gateway::Gateways;
-use gids::Gids;
-use host_addresses::HostAddresses;
-use lease::IpamLease;
-use links::Links;
-use moved::Move;
-use netdev::Netdev;
-use pkey::Pkey;
-use rail::Rail;
-use rdma::Rdma;
-use reset::Reset;
-use vf::Vf;
-use vf_mac::VfMac;
 
 /// A step's type, as [`Change`] has it.
 pub trait Kind: Step + Sized {
@@ -49,10 +34,12 @@ pub trait Kind: Step + Sized {
     fn of_mut(change: &mut Change) -> Option<&mut Self>;
 }
 
-/// Declares [`Change`] from the list of steps: the name in records, and the type. A step without
-/// data has no parentheses, for that is its form in records.
+/// Declares [`Change`] from the list of steps: the name in records, and the type with its module. A
+/// step without data has no parentheses, for that is its form in records.
 macro_rules! steps {
-    ($($(#[$doc:meta])* $name:literal => $kind:ident $(($data:ident))?,)*) => {
+    ($($(#[$doc:meta])* $name:literal => $module:ident::$kind:ident $(($data:ident))?,)*) => {
+        $(use $module::$kind;)*
+
         /// One step of an ADD, as a record has it.
         #[derive(Clone, Debug, Serialize, Deserialize)]
         pub enum Change {
@@ -60,7 +47,7 @@ macro_rules! steps {
         }
 
         /// The names of the steps in records, in the order of ADD.
-        const NAMES: &[&str] = &[$($name),*];
+        pub const NAMES: &[&str] = &[$($name),*];
 
         impl Change {
             /// Its name in records and in JSON.
@@ -152,35 +139,35 @@ macro_rules! data {
 
 steps! {
     /// An address is taken from the IPAM plugin.
-    "lease" => IpamLease(IpamLease),
+    "lease" => lease::IpamLease(IpamLease),
     /// The addresses that the host has on the device leave it.
-    "host-addresses" => HostAddresses(HostAddresses),
+    "host-addresses" => host_addresses::HostAddresses(HostAddresses),
     /// The MAC that the PF reports of a VF follows what the VF gives itself.
-    "vf-mac" => VfMac(VfMac),
+    "vf-mac" => vf_mac::VfMac(VfMac),
     /// Name, MTU, MAC, altnames, sysctls and settings of the netdev are the pod's to change.
-    "netdev" => Netdev(Netdev),
+    "netdev" => netdev::Netdev(Netdev),
     /// The PF sets its VF.
-    "vf" => Vf(Vf),
+    "vf" => vf::Vf(Vf),
     /// RDMA devices get a name and a quality of service, and move to the pod.
-    "rdma" => Rdma(Rdma),
+    "rdma" => rdma::Rdma(Rdma),
     /// The device is reset when it returns to the host.
-    "reset" => Reset,
+    "reset" => reset::Reset,
     /// The pod may stack links on the device.
-    "links" => Links,
+    "links" => links::Links,
     /// The device may be left with another driver.
-    "driver" => Driver(Driver),
+    "driver" => driver::Driver(Driver),
     /// The netdev moves to the pod.
-    "move" => Move,
+    "move" => moved::Move,
     /// Sysctls, addresses, routes and rules are set in the pod.
-    "rail" => Rail(Rail),
+    "rail" => rail::Rail(Rail),
     /// The gateways are asked.
-    "gateways" => Gateways(Gateways),
+    "gateways" => gateway::Gateways(Gateways),
     /// The GIDs of the addresses are waited for.
-    "gids" => Gids(Gids),
+    "gids" => gids::Gids(Gids),
     /// The P_Key is waited for.
-    "pkey" => Pkey(Pkey),
+    "pkey" => pkey::Pkey(Pkey),
     /// The device-info file is written.
-    "device-info" => DeviceInfo(DeviceInfo),
+    "device-info" => device_info::DeviceInfo(DeviceInfo),
 }
 
 impl Change {
