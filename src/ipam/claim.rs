@@ -95,9 +95,8 @@ pub fn take(node: &Node, request: Request) -> Result<Given> {
     })
 }
 
-/// PCI addresses of the devices that claims hold. That of a claim that has ended is one of them
-/// until its lease is released, which is refused while a pod has the device: so nobody takes a
-/// device in a pod for lost meanwhile.
+/// PCI addresses of the devices that claims hold. A claim that has ended counts until its lease is
+/// released, which is refused while a pod has the device: until then, the device does not look lost.
 pub fn devices(node: &Node) -> Result<HashSet<String>> {
     let mut devices = HashSet::new();
     for (_, lease) in table::read_all(node)? {

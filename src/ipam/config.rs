@@ -198,11 +198,12 @@ impl Config {
         if !self.pools.is_empty() || self.rail.is_some() || node.rails.is_empty() {
             return self.allocations(node, node_name);
         }
-        let rails: BTreeSet<u64> = node.rails.iter().map(|one| one.rail.into()).collect();
-        let of_rails = rails
-            .into_iter()
-            .map(|rail| self.of_rail(node, node_name, rail));
-        Ok(of_rails.collect::<Result<Vec<_>>>()?.concat())
+        let rails: BTreeSet<u64> = node.rails.iter().map(|pf| pf.rail.into()).collect();
+        let mut allocations = Vec::new();
+        for rail in rails {
+            allocations.extend(self.of_rail(node, node_name, rail)?);
+        }
+        Ok(allocations)
     }
 
     fn planned(&self, node: &Node, node_name: &str) -> Result<Vec<(String, Allocation)>> {

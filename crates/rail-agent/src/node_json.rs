@@ -108,12 +108,14 @@ pub fn render(
     };
     let mut object: Map<String, Value> =
         serde_json::from_str(text).with_context(|| format!("key {key:?}"))?;
-    match object.get("nodeName").map(|name| (name, name.as_str())) {
-        Some((_, Some(name))) if name == node_name => (),
-        Some((name, _)) => bail!(
+    match object.get("nodeName") {
+        Some(name) if name == node_name => (),
+        Some(name) => bail!(
             "key {key:?}: nodeName {name} is not this node's name {node_name:?}: leave nodeName out, and each node gets its own"
         ),
-        None => drop(object.insert("nodeName".to_owned(), node_name.into())),
+        None => {
+            object.insert("nodeName".to_owned(), node_name.into());
+        }
     }
     let text = format!("{:#}\n", Value::Object(object));
     let node = Node::parse(Path::new(&key), text.as_bytes())?;

@@ -125,14 +125,14 @@ impl Step for Rail {
 /// Refuses a pod that has an interface with this name or altname.
 pub fn refuse_name_in_use(pod: &mut Socket, name: &str) -> Result<()> {
     if let Some(link) = link::by_name(pod, name)? {
-        let other = if link.name == name {
+        let altname_of = if link.name == name {
             String::new()
         } else {
             format!(" (an altname of {})", link.name)
         };
         fail!(
             InvalidConfig,
-            "the pod already has an interface {name}{other}"
+            "the pod already has an interface {name}{altname_of}"
         );
     }
     Ok(())

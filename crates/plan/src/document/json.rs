@@ -20,18 +20,20 @@ pub(super) fn json(text: &str, aside: Option<&mut Aside<'_>>) -> Result<Placed, 
         line: &line,
     });
     let mut budget = Budget::of(text);
-    let read = Seed {
+    let parsed = Seed {
         line: &line,
         budget: &mut budget,
         aside: aside.map(|aside| (Level::Root, aside)),
     }
     .deserialize(&mut json)
     .and_then(|placed| json.end().map(|()| placed));
-    read.map_err(|error| {
-        let whole = error.to_string();
-        let problem = whole
-            .rsplit_once(" at line ")
-            .map_or(whole.as_str(), |(problem, _)| problem);
+    parsed.map_err(|error| {
+        // The fault has line and column of its own.
+        let message = error.to_string();
+        let problem = match message.rsplit_once(" at line ") {
+            Some((problem, _)) => problem,
+            None => &message,
+        };
         fault_at(
             number(error.line()),
             number(error.column()),

@@ -764,6 +764,7 @@ impl Keys<'_> {
         {
             return None;
         }
+        // The fault of the grid is reported already: any place avoids a second fault.
         if !is_grid_known {
             return Some(Spot {
                 pod: 0,
@@ -771,18 +772,17 @@ impl Keys<'_> {
                 host: 0,
             });
         }
-        let found = grid.and_then(|grid| {
-            (0..grid.len())
-                .find(|node| grid.name(*node) == old)
-                .map(|node| grid.spot(node))
+        let spot = grid.and_then(|grid| {
+            let node = (0..grid.len()).find(|node| grid.name(*node) == old)?;
+            Some(grid.spot(node))
         });
-        if found.is_none() {
+        if spot.is_none() {
             let problem = format!(
                 "nodeName does not produce {old}: give su and host of its former \
                 position"
             );
             self.fault(&format!("{path}.replaces"), problem);
         }
-        found
+        spot
     }
 }

@@ -339,6 +339,8 @@ impl Fabric {
         by_pattern.chain(self.nodes.iter().cloned())
     }
 
+    /// The links of all nodes but those at `off_pattern`: node by node, and in each by rail and
+    /// plane.
     fn links<'a>(&'a self, off_pattern: &'a [u64]) -> impl Iterator<Item = HostLink> + 'a {
         let on_rails =
             (0..self.rails).flat_map(move |rail| (0..self.planes).map(move |plane| (rail, plane)));

@@ -38,30 +38,38 @@ struct Source {
 impl Agent {
     /// Writes the plan to the store, unless it is there already.
     pub(super) async fn apply_plan(&mut self) {
-        let plan = match self.plan_source() {
+        if let Some(plan) = self.next_plan().await {
+            self.report_plan(&plan);
+            self.plan = plan;
+        }
+    }
+
+    /// Writes the plan of the present input. `None` if that is not due, or if there is no input.
+    async fn next_plan(&mut self) -> Option<Plan> {
+        match self.plan_source() {
             None if self.args.plan_from == PlanFrom::None => {
-                Plan::Current("rail-agent does not write the store (--plan-from=none)".to_owned())
+                let text = "rail-agent does not write the store (--plan-from=none)";
+                Some(Plan::Current(text.to_owned()))
             }
             None => {
                 if ready::is_unknown(&self.plan) {
                     self.looks_without_plan = self.looks_without_plan.saturating_add(1);
                     self.plan = self.unread_plan();
                 }
-                return;
+                None
             }
             Some(Err(why)) => {
                 // The plan from before is judged anew when it is back.
                 self.last_input = None;
-                Plan::Refused(format!("{why}; the store stays as it is"))
+                Some(Plan::Refused(format!("{why}; the store stays as it is")))
             }
             Some(Ok(source)) => {
-                let is_same = |old: &[u8]| *old == source.text;
-                if self
-                    .last_input
-                    .as_ref()
-                    .is_some_and(|(old, due)| is_same(old) && Instant::now() < *due)
-                {
-                    return;
+                let is_not_due = match &self.last_input {
+                    Some((text, due)) => *text == source.text && Instant::now() < *due,
+                    None => false,
+                };
+                if is_not_due {
+                    return None;
                 }
                 let plan = self.write_plan(&source).await;
                 if let Plan::Current(_) = plan {
@@ -73,11 +81,15 @@ impl Agent {
                         .min(Duration::from_secs(self.args.interval) * RETRY_LOOKS),
                 };
                 self.last_input = Some((source.text, Instant::now() + again));
-                plan
+                Some(plan)
             }
-        };
-        let is_new = plan != self.plan;
-        match &plan {
+        }
+    }
+
+    /// Tells of the plan's state in log, Events and conditions.
+    fn report_plan(&mut self, plan: &Plan) {
+        let is_new = *plan != self.plan;
+        match plan {
             Plan::HeldBack(text) => {
                 if is_new {
                     self.report_on_node("PlanHeldBack", text);
@@ -98,7 +110,6 @@ impl Agent {
             Plan::Current(_) | Plan::HeldBack(_) | Plan::Waits(_) => self.is_named = Some(true),
             _ => (),
         }
-        self.plan = plan;
     }
 
     /// The plan; `None` while it is not known.

@@ -246,8 +246,8 @@ impl Agent {
         });
     }
 
-    /// Runs railctl on the host, and parses its JSON, which it also prints if its exit status is not
-    /// 0.
+    /// Runs railctl on the host, and parses its JSON, whatever the exit status: railctl prints it
+    /// with findings, too.
     pub(super) async fn railctl_json<T: DeserializeOwned>(
         &mut self,
         arguments: &[&str],

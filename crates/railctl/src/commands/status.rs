@@ -53,10 +53,13 @@ pub fn status_page(node: &Node) -> Result<ExitCode> {
     })
 }
 
-fn show(node: &Node, form: impl FnOnce(&str, &Inventory, &[String]) -> String) -> Result<ExitCode> {
+fn show(
+    node: &Node,
+    render: impl FnOnce(&str, &Inventory, &[String]) -> String,
+) -> Result<ExitCode> {
     let inventory = Inventory::take(node)?;
     let todo = todo(node, &inventory);
-    output::print(&form(&node.name()?, &inventory, &todo))?;
+    output::print(&render(&node.name()?, &inventory, &todo))?;
     Ok(if todo.is_empty() {
         ExitCode::SUCCESS
     } else {

@@ -65,8 +65,12 @@ pub fn plan(
                     wanted: wanted.tos,
                     before: Vec::new(),
                 });
-                let later = [Some(name), conf.rdma_name.as_ref()].into_iter().flatten();
-                qos.groups = later.filter(|name| cm.has_group(name)).cloned().collect();
+                // The device has one of these names when the ToS is set.
+                for name in [Some(name), conf.rdma_name.as_ref()].into_iter().flatten() {
+                    if cm.has_group(name) {
+                        qos.groups.push(name.clone());
+                    }
+                }
             }
             Err(why) => or_warn(wanted, "tos", &why)?,
         }
@@ -80,12 +84,13 @@ pub fn plan(
                 "the driver has no tc/1/traffic_class: only MLNX_OFED's driver has it",
             )?;
         } else {
-            let before = files
-                .iter()
-                .map(|(port, file)| Ok((*port, traffic_class(file)?)));
+            let mut before = Vec::new();
+            for (port, file) in &files {
+                before.push((*port, traffic_class(file)?));
+            }
             qos.tc = Some(Class {
                 wanted: wanted.tc,
-                before: before.collect::<Result<_>>()?,
+                before,
             });
         }
     }

@@ -86,12 +86,9 @@ fn look(needs: Needs, found: &mut Findings) -> Node {
     match Inventory::take(&node) {
         Ok(inventory) => {
             // Before anybody has made VFs, a node looks like one whose pods get the PFs.
-            let can_have_vfs = |rail: &Rail| {
-                rail.function
-                    .as_ref()
-                    .is_some_and(|pf| pf.max_vf_count() > 0)
-            };
-            node.policy.vfs_only |= !pfs && inventory.rails.iter().any(can_have_vfs);
+            if !pfs && inventory.rails.iter().any(can_have_vfs) {
+                node.policy.vfs_only = true;
+            }
             let networks = networks::known(Path::new(runtimes::CONFIGURATIONS), &inventory);
             rails::check(&node, &inventory, &networks, mtu, found);
             if needs_rdma {
@@ -108,4 +105,11 @@ fn look(needs: Needs, found: &mut Findings) -> Node {
         }
     }
     node
+}
+
+fn can_have_vfs(rail: &Rail) -> bool {
+    match &rail.function {
+        Some(pf) => pf.max_vf_count() > 0,
+        None => false,
+    }
 }

@@ -114,8 +114,8 @@ impl Lint {
         })
     }
 
-    /// Keys of the object at `path` that have no place in the network.
-    pub(super) fn lost(&mut self, part: Part, name: &str, path: &str, known: &[&str]) {
+    /// Warns of the set keys of the object at `path` that the network cannot express.
+    pub(super) fn warn_of_lost_keys(&mut self, part: Part, name: &str, path: &str, known: &[&str]) {
         let given = part.get(path).into_iter().flat_map(Part::entries);
         let is_set = |value: &Value| !value.is_null() && *value != "";
         for (key, _) in given.filter(|(key, inner)| !known.contains(key) && is_set(inner.value)) {
@@ -170,7 +170,7 @@ impl Lint {
             "metaPlugins",
         ];
         let known: Vec<_> = KEYS.iter().map(|(key, _)| *key).chain(others).collect();
-        self.lost(
+        self.warn_of_lost_keys(
             part,
             part.text("metadata.name").unwrap_or_default(),
             "spec",
@@ -219,7 +219,7 @@ impl Lint {
     /// HostDeviceNetwork of NVIDIA's Network Operator.
     fn host_device(&mut self, part: Part) -> Vec<Made> {
         let name = part.text("metadata.name").unwrap_or_default();
-        self.lost(
+        self.warn_of_lost_keys(
             part,
             name,
             "spec",
@@ -272,7 +272,7 @@ impl Lint {
             "numVfs",
             "railTopology",
         ];
-        self.lost(part, name, "spec", &SPEC);
+        self.warn_of_lost_keys(part, name, "spec", &SPEC);
         let has_claims = part
             .get("spec.draEnabled")
             .is_none_or(|on| *on.value != false);
@@ -286,7 +286,7 @@ impl Lint {
                 "mtu",
                 "swPlane",
             ];
-            self.lost(part, name, &format!("spec.railTopology[{at}]"), &known);
+            self.warn_of_lost_keys(part, name, &format!("spec.railTopology[{at}]"), &known);
             let of_rail = rail.text("name").unwrap_or_default().to_owned();
             let pfs = rail
                 .get("nicSelector.pfNames")

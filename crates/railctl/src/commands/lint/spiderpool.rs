@@ -93,7 +93,7 @@ impl Lint {
             part.get(&format!("spec.{}.{key}", kind.section))
                 .map(|of| of.value.clone())
         };
-        self.lost(part, &name, "spec", &SPEC);
+        self.warn_of_lost_keys(part, &name, "spec", &SPEC);
         let others = ["resourceName", "ippools", "enableRdma", "rdmaIsolation"];
         let known: Vec<_> = kind
             .keys
@@ -101,7 +101,7 @@ impl Lint {
             .map(|(key, _)| *key)
             .chain(others)
             .collect();
-        self.lost(part, &name, &format!("spec.{}", kind.section), &known);
+        self.warn_of_lost_keys(part, &name, &format!("spec.{}", kind.section), &known);
         let mut plugins = match kind.plugin {
             "custom" => self.json_in(part, "spec.customCNI").into_iter().collect(),
             _ => vec![main(part, kind)],
