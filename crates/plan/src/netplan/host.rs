@@ -78,13 +78,11 @@ impl Notes {
 
     /// Takes the warnings, each once.
     pub fn warnings(&mut self) -> Vec<String> {
-        let line = |(problem, (count, place)): (String, (usize, Place))| {
-            with_others(&Fault::whole(problem).at(place), count)
-        };
-        std::mem::take(&mut self.warnings)
-            .into_iter()
-            .map(line)
-            .collect()
+        let mut lines = Vec::new();
+        for (problem, (count, place)) in std::mem::take(&mut self.warnings) {
+            lines.push(with_others(&Fault::whole(problem).at(place), count));
+        }
+        lines
     }
 }
 
@@ -99,18 +97,21 @@ pub fn rails(host: &Host, notes: &mut Notes) -> Vec<Rail> {
 /// The netdev and the address of each rail in the files of this host's own directory. Empty if the
 /// files cannot be read.
 pub fn of_this_host(directory: &Path) -> Vec<(String, IpAddr)> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut files: Vec<_> = entries
-        .filter_map(|entry| entry.path().to_str().map(str::to_owned))
-        .collect();
-    files.retain(|file| file.ends_with(".yaml"));
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        match entry.path().to_str() {
+            Some(file) if file.ends_with(".yaml") => files.push(file.to_owned()),
+            _ => (),
+        }
+    }
     files.sort();
     let mut notes = Notes::default();
     let host = Host::read(String::new(), &files, &mut notes.faults);
-    let rails = rails(&host, &mut notes).into_iter();
-    rails
-        .map(|rail| (rail.interface.unwrap_or(rail.id), rail.address))
-        .collect()
+    let mut addresses = Vec::new();
+    for rail in rails(&host, &mut notes) {
+        addresses.push((rail.interface.unwrap_or(rail.id), rail.address));
+    }
+    addresses
 }
 
 /// An ethernet.
@@ -127,8 +128,9 @@ struct Ethernet<'a> {
 
 /// The ethernets of a host.
 fn interfaces<'a>(host: &'a Host, notes: &mut Notes) -> Vec<Ethernet<'a>> {
-    let mut found: BTreeMap<&str, Ethernet<'_>> = BTreeMap::new();
-    let (mut renderer, mut vrfs) = (None, Vec::new());
+    let mut ethernets: BTreeMap<&str, Ethernet<'_>> = BTreeMap::new();
+    let mut renderer = None;
+    let mut vrfs = Vec::new();
     for document in &host.documents {
         let root = document.root();
         let Some(network) = network(root) else {
@@ -153,13 +155,13 @@ fn interfaces<'a>(host: &'a Host, notes: &mut Notes) -> Vec<Ethernet<'a>> {
                 ("ethernets", Value::Object(_)) => {
                     for (id, part) in part.entries() {
                         if part.value.is_object() {
-                            let new = || Ethernet {
+                            let ethernet = ethernets.entry(id).or_insert(Ethernet {
                                 id,
                                 parts: Vec::new(),
                                 vrfs: Vec::new(),
                                 renderer: None,
-                            };
-                            found.entry(id).or_insert_with(new).parts.push(part);
+                            });
+                            ethernet.parts.push(part);
                         } else if !part.value.is_null() {
                             let fault = Fault::new(format!("{path}.{id}"), "is not an object");
                             notes.faults.push(fault.at(part.place("")));
@@ -183,16 +185,15 @@ fn interfaces<'a>(host: &'a Host, notes: &mut Notes) -> Vec<Ethernet<'a>> {
         notes.warn(Fault::new(format!("network.vrfs.{id}"), problem).at(vrf.place("")));
         let members = vrf.get("interfaces").into_iter().flat_map(Part::items);
         for member in members.filter_map(|member| member.value.as_str()) {
-            if let Some(ethernet) = found.get_mut(member) {
+            if let Some(ethernet) = ethernets.get_mut(member) {
                 ethernet.vrfs.push(vrf);
             }
         }
     }
-    let with_renderer = |ethernet| Ethernet {
-        renderer,
-        ..ethernet
-    };
-    found.into_values().map(with_renderer).collect()
+    for ethernet in ethernets.values_mut() {
+        ethernet.renderer = renderer;
+    }
+    ethernets.into_values().collect()
 }
 
 /// An item of `addresses`.
@@ -205,6 +206,20 @@ impl Address<'_> {
     /// Whether its link has two addresses, of the host and of the leaf.
     fn is_of_two(&self) -> bool {
         (1..=2).contains(&(self.net.max_prefix_len() - self.net.prefix_len()))
+    }
+
+    /// Whether its prefix has no other address: the host's end of an unnumbered link.
+    fn is_alone(&self) -> bool {
+        self.net.prefix_len() == self.net.max_prefix_len()
+    }
+
+    /// Whether the gateway of the route is in its prefix, or on its unnumbered link.
+    fn is_reached_by(&self, route: &Route<'_>) -> bool {
+        if self.is_alone() {
+            route.is_on_link
+        } else {
+            self.net.contains(&route.via)
+        }
     }
 }
 
@@ -242,11 +257,11 @@ impl<'a> Ethernet<'a> {
         for version in [IpVersion::V4, IpVersion::V6] {
             let addresses: Vec<_> = addresses
                 .iter()
-                .filter(|one| IpVersion::of(one.net.addr()) == version)
+                .filter(|address| IpVersion::of(address.net.addr()) == version)
                 .collect();
             let routes: Vec<_> = routes
                 .iter()
-                .filter(|one| IpVersion::of(one.via) == version)
+                .filter(|route| IpVersion::of(route.via) == version)
                 .collect();
             match self.link(node_name, &addresses, &routes, notes) {
                 Ok(rail) => rails.extend(rail),
@@ -318,7 +333,10 @@ impl<'a> Ethernet<'a> {
             let problem = "the rail has addresses without routes, which are left out";
             notes.warn(self.fault_at(self.place(), ".addresses", problem));
         }
-        for key in ["dhcp4", "dhcp6"].into_iter().filter(|key| self.is_on(key)) {
+        for key in ["dhcp4", "dhcp6"] {
+            if !self.is_on(key) {
+                continue;
+            }
             let place = self
                 .all(key)
                 .last()
@@ -347,24 +365,17 @@ impl<'a> Ethernet<'a> {
         routes: &[&Route<'a>],
         notes: &mut Notes,
     ) -> Result<Option<Rail>, Fault> {
-        let routes: Vec<_> = routes.iter().filter(|route| route.to.is_some()).collect();
-        let has_room =
-            |address: &&&Address<'_>| address.net.prefix_len() < address.net.max_prefix_len();
-        let mut found: Option<(&Address<'_>, &Route<'_>, Vec<IpNet>)> = None;
+        let mut link: Option<(&Address<'_>, &Route<'_>, Vec<IpNet>)> = None;
         for route in routes {
             let Some(to) = route.to else { continue };
-            let contains = |one: &&&Address<'_>| one.net.contains(&route.via);
-            // An address alone is the host's end of an unnumbered link.
-            let alone = || {
-                addresses
-                    .iter()
-                    .find(|one| route.is_on_link && !has_room(one))
-            };
-            let Some(address) = addresses
+            let mut reached = addresses
                 .iter()
-                .filter(has_room)
-                .find(contains)
-                .or_else(alone)
+                .filter(|address| address.is_reached_by(route));
+            // A prefix that has the gateway precedes an unnumbered link.
+            let Some(address) = reached
+                .clone()
+                .find(|address| !address.is_alone())
+                .or_else(|| reached.next())
             else {
                 self.astray(route, addresses, notes)?;
                 continue;
@@ -373,8 +384,8 @@ impl<'a> Ethernet<'a> {
                 let problem = format!("{to} has host bits set: using {}", to.trunc());
                 notes.warn(self.fault_at(route.part.place("to"), ".routes", problem));
             }
-            let (first_address, first, all) =
-                found.get_or_insert_with(|| (address, route, Vec::new()));
+            let (first_address, first, destinations) =
+                link.get_or_insert_with(|| (address, route, Vec::new()));
             if first_address.net != address.net {
                 let problem = format!(
                     "{} and {} both have routes, and a rail has one",
@@ -389,34 +400,41 @@ impl<'a> Ethernet<'a> {
                 );
                 return Err(self.fault(&route.part, ".routes", problem));
             }
-            if !all.contains(&to.trunc()) {
-                all.push(to.trunc());
+            if !destinations.contains(&to.trunc()) {
+                destinations.push(to.trunc());
             }
         }
-        let Some((Address { net, part }, first, all)) = found else {
+        let Some((host_address, first, destinations)) = link else {
             return Ok(None);
         };
-        let (address, prefix, gateway) = (net.addr(), net.trunc(), first.via);
+        let part = &host_address.part;
+        let address = host_address.net.addr();
+        let prefix = host_address.net.trunc();
+        let gateway = first.via;
         if address == gateway {
             let problem = format!("the gateway {gateway} is the host's own address");
             return Err(self.fault(&first.part, ".routes", problem));
         }
-        let dsts = all.iter().map(|dst| To { dst: *dst }).collect();
-        let is_alone = prefix.prefix_len() == prefix.max_prefix_len();
+        let version = if host_address.is_alone() {
+            UNNUMBERED
+        } else {
+            NUMBERED
+        };
         let allocation = Allocation {
-            version: if is_alone { UNNUMBERED } else { NUMBERED },
+            version,
             prefix,
             gateway: Some(gateway),
             rail: None,
-            routes: dsts,
+            routes: destinations.iter().map(|dst| To { dst: *dst }).collect(),
             exclusions: Vec::new(),
             leaf_ports: Vec::new(),
         };
         allocation
             .check()
             .map_err(|Fault { problem, .. }| self.fault(part, ".routes", problem))?;
-        let not_a_host = |why: String| self.fault(part, ".addresses", format!("{address} {why}"));
-        allocation.check_host(address).map_err(not_a_host)?;
+        allocation
+            .check_host(address)
+            .map_err(|why| self.fault(part, ".addresses", format!("{address} {why}")))?;
         let interface = self.netdev();
         if let Some(name) = interface.as_ref().filter(|name| !is_netdev_name(name)) {
             let problem = format!("{name:?} is not a valid name of a netdev");
@@ -431,7 +449,7 @@ impl<'a> Ethernet<'a> {
             address,
             prefix,
             gateway,
-            routes: all,
+            routes: destinations,
             places: [part.place(""), first.part.place("")],
             keys: Rc::new(keys),
         }))
@@ -479,7 +497,7 @@ impl<'a> Ethernet<'a> {
             };
             match text.parse::<IpNet>() {
                 // netplan takes an address that is given twice as one.
-                Ok(net) if addresses.iter().any(|one| one.net == net) => (),
+                Ok(net) if addresses.iter().any(|address| address.net == net) => (),
                 Ok(net) => addresses.push(Address { net, part }),
                 Err(_) => {
                     let problem = match text.parse::<IpAddr>() {
@@ -502,14 +520,19 @@ impl<'a> Ethernet<'a> {
             }
         }
         // A VRF has those of all its interfaces.
-        let is_own = |route: &Route<'_>| addresses.iter().any(|one| one.net.contains(&route.via));
-        for part in self
-            .vrfs
-            .iter()
-            .filter_map(|vrf| vrf.get("routes"))
-            .flat_map(Part::items)
-        {
-            routes.extend(route(part).ok().flatten().filter(is_own));
+        for vrf in &self.vrfs {
+            let Some(list) = vrf.get("routes") else {
+                continue;
+            };
+            for part in list.items() {
+                let Ok(Some(route)) = route(part) else {
+                    continue;
+                };
+                let mut own = addresses.iter().map(|address| address.net);
+                if own.any(|net| net.contains(&route.via)) {
+                    routes.push(route);
+                }
+            }
         }
         routes
     }
@@ -531,12 +554,15 @@ impl<'a> Ethernet<'a> {
 
     /// The value of a key in each file that has it.
     fn all(&self, key: &str) -> Vec<Part<'a>> {
-        let of = |part: &Part<'a>| {
-            part.entries()
-                .find(|(name, _)| *name == key)
-                .map(|(_, part)| part)
-        };
-        self.parts.iter().filter_map(of).collect()
+        let mut values = Vec::new();
+        for part in &self.parts {
+            values.extend(
+                part.entries()
+                    .find(|(name, _)| *name == key)
+                    .map(|(_, value)| value),
+            );
+        }
+        values
     }
 
     fn is_on(&self, key: &str) -> bool {
@@ -560,17 +586,17 @@ impl<'a> Ethernet<'a> {
 
     /// The values of all files as one.
     fn merged(&self) -> Map<String, Value> {
-        let mut all = Value::Object(Map::new());
-        self.parts
-            .iter()
-            .for_each(|part| merge(&mut all, part.value));
-        let Value::Object(mut all) = all else {
+        let mut merged = Value::Object(Map::new());
+        for part in &self.parts {
+            merge(&mut merged, part.value);
+        }
+        let Value::Object(mut keys) = merged else {
             return Map::new();
         };
         if let Some(renderer) = self.renderer {
-            all.entry("renderer").or_insert_with(|| renderer.clone());
+            keys.entry("renderer").or_insert_with(|| renderer.clone());
         }
-        all
+        keys
     }
 
     fn place(&self) -> Place {
@@ -601,10 +627,15 @@ fn route(part: Part<'_>) -> Result<Option<Route<'_>>, String> {
         Some(Value::String(text)) => Ok(Some(text.as_str())),
         Some(other) => Err(format!("{key}: {other} is not an address")),
     };
-    let (to, via, kind) = (text("to")?, text("via")?, part.text("type"));
-    let Some(via) = via.filter(|_| kind.is_none_or(|kind| kind == "unicast")) else {
+    let to = text("to")?;
+    let via = text("via")?;
+    let is_unicast = part.text("type").is_none_or(|kind| kind == "unicast");
+    let Some(via) = via else {
         return Ok(None);
     };
+    if !is_unicast {
+        return Ok(None);
+    }
     let via: IpAddr = via
         .parse()
         .map_err(|_| format!("via: {via:?} is not an address"))?;

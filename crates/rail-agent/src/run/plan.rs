@@ -86,7 +86,7 @@ impl Agent {
         }
     }
 
-    /// Tells of the plan's state in log, Events and conditions.
+    /// Reports the plan's state in the log and by Events, and keeps whether it names this node.
     fn report_plan(&mut self, plan: &Plan) {
         let is_new = *plan != self.plan;
         match plan {
