@@ -419,12 +419,6 @@ impl Attachment {
         })
     }
 
-    /// Whether the device is on the host, although the pod may be alive.
-    pub fn is_on_host(&self, node: &Node, host: &mut Socket) -> Result<bool> {
-        let place = self.place_without_pod(node, host)?;
-        Ok(matches!(place, Place::Host(_)))
-    }
-
     fn place_without_pod(&self, node: &Node, host: &mut Socket) -> Result<Place> {
         if !self.owner.is_of_this_boot()? {
             return Ok(Place::Gone);

@@ -131,6 +131,46 @@ fn no_address_of_a_living_pod_is_given_again_whatever_was_removed() {
 }
 
 /// An inline pool is on no file of the node.
+/// node.json got another `runDir` by hand.
+#[test]
+fn another_run_directory_gives_no_address_of_a_living_pod() {
+    let Some((host, [one, two])) = host("elsewhere", 32) else {
+        return;
+    };
+    let exchange = |to: &str| host.set_node(json!({"runDir": host.path(to)}));
+    let refused = |why: &str| {
+        let msg = host.cni("ADD", "c2", &two, &second()).error(11)["msg"].to_string();
+        assert!(msg.contains(why), "{why}: {msg}");
+    };
+    host.cni("ADD", "c1", &one, &rail(0)).ok();
+    exchange("run2");
+    refused("railctl reap --rebuild");
+    // Without its leases, nothing tells which ones these were.
+    fs::rename(host.path("run"), host.path("aside")).unwrap();
+    refused("railctl reap --rebuild");
+    fs::rename(host.path("aside"), host.path("run")).unwrap();
+    assert_eq!(rebuild(&host, "192.0.2.32").len(), 1);
+    refused("192.0.2.32");
+    // The way back is one to another directory, too.
+    exchange("run");
+    refused("railctl reap --rebuild");
+    host.cni("DEL", "c1", &one, &rail(0)).ok();
+    rebuild(&host, "192.0.2.32");
+    host.cni("ADD", "c2", &two, &second()).ok();
+}
+
+#[test]
+fn without_a_pod_another_run_directory_changes_nothing() {
+    let Some((host, [one, _])) = host("drained", 40) else {
+        return;
+    };
+    for run in ["run", "run2", "run"] {
+        host.set_node(json!({"runDir": host.path(run)}));
+        host.cni("ADD", "c1", &one, &rail(0)).ok();
+        host.cni("DEL", "c1", &one, &rail(0)).ok();
+    }
+}
+
 #[test]
 fn an_address_of_a_pool_that_no_plan_has_is_not_given_again_either() {
     let Some((host, [one, two])) = host("inline", 32) else {
@@ -192,7 +232,8 @@ fn after_a_boot_no_pod_can_take_addresses_from_others_by_having_them() {
     host.cni("DEL", "c2", &two, &second()).ok();
     // Another boot: the mark says of which one it is.
     remove(&host.path("run"));
-    fs::write(host.path("run.begun"), "another-boot").unwrap();
+    let mark = json!({"bootId": "another-boot", "runDir": host.path("run")});
+    fs::write(host.path("rail-cni.begun"), mark.to_string()).unwrap();
     assert_eq!(rebuild(&host, "192.0.2.64").len(), 0);
     host.cni("ADD", "c2", &two, &second()).ok();
 }

@@ -295,6 +295,10 @@ fn faults_of_records_and_leases() {
     host.plan("rail-0", "172.16.0.0/31", "172.16.0.1", &[]);
     fs::write(&lease, content.replace("node-1", "node-0")).unwrap();
     finds(&host, "leases", "warn", "node-0");
+    let renamed = content.replace(r#""pool":"rail-0""#, r#""pool":"compute-0""#);
+    assert_ne!(renamed, content);
+    fs::write(&lease, renamed).unwrap();
+    finds(&host, "leases", "warn", "was named rail-0");
     fs::write(&lease, &content).unwrap();
 
     fs::remove_file(&lease).unwrap();

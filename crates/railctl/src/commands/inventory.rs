@@ -91,9 +91,6 @@ pub struct Attached {
     pub addresses: Vec<String>,
     /// Names of the RDMA devices in the pod.
     pub rdma: Vec<String>,
-    /// Whether the device is on the host while it is not known if the pod is alive: the next ADD
-    /// takes it.
-    pub is_home: bool,
     /// Who takes the frames of the rail, if another namespace does.
     pub tapped: Option<Tapped>,
 }
@@ -369,7 +366,6 @@ impl Attached {
             record: attachment,
             is_busy: false,
             rdma: Vec::new(),
-            is_home: false,
             tapped: None,
         };
         if attached.is_live() {
@@ -379,9 +375,6 @@ impl Attached {
         }
         // A stale attachment may belong to a running call.
         attached.is_busy = !attached.is_live() && on_record.is_busy(&attached.record)?;
-        if matches!(attached.state, State::Unknown(_)) {
-            attached.is_home = attached.record.is_on_host(node, host)?;
-        }
         Ok(attached)
     }
 

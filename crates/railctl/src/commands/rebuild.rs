@@ -132,7 +132,7 @@ pub fn leases(node: &Node) -> Result<Vec<Found>> {
     };
     let found = addresses_in_use()?;
     rebuilding.lease(&found)?;
-    rebuilding.end()?;
+    rebuilding.end(node)?;
     Ok(found)
 }
 

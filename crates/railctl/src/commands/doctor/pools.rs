@@ -291,6 +291,14 @@ fn rails_without_pool(
     });
 }
 
+/// The pool that has the address of this lease today, if that is another one than at ADD.
+fn renamed_to<'a>(lease: &Lease, pools: &'a BTreeMap<String, Allocation>) -> Option<&'a str> {
+    let (name, _) = pools
+        .iter()
+        .find(|(_, allocation)| allocation.prefix.contains(&lease.address))?;
+    (*name != lease.pool && !lease.pool.is_empty()).then_some(name)
+}
+
 fn leases(
     node: &Node,
     node_name: &str,
@@ -318,24 +326,16 @@ fn leases(
         let is_told = |one: &Attached| one.is_missing() && is_of(&lease, &one.record);
         let is_told = inventory.attachments.iter().any(is_told);
         if let (Life::Unknown(why), false) = (life, is_told) {
-            let is_freed = |one: &Attached| one.is_home && is_of(&lease, &one.record);
             let text = format!(
                 "pool {pool}: {}: cannot tell whether {} is alive: {why}",
                 lease.address, lease.holder
             );
-            found.add(if inventory.attachments.iter().any(is_freed) {
-                Check::warn(
-                    name,
-                    text,
-                    "its device is on the host, so the next ADD releases the address",
-                )
-            } else {
-                let remedy = format!(
-                    "if that pod is gone, run `railctl release --address {} --force`",
-                    lease.address
-                );
-                Check::fail(name, text + "; no pod gets the address", remedy)
-            });
+            let remedy = format!(
+                "if that pod is gone, run `railctl release --address {} --force`",
+                lease.address
+            );
+            let text = text + "; no pod gets the address";
+            found.add(Check::fail(name, text, remedy));
         }
         let what = || format!("pool {pool}: {} of {}", lease.address, lease.holder);
         if lease.node_name != node_name && !lease.node_name.is_empty() {
@@ -348,6 +348,13 @@ fn leases(
                 name,
                 text,
                 "running pods need nothing; new ones need the plan under today's name",
+            ));
+        } else if let Some(now) = renamed_to(&lease, pools) {
+            let text = format!("{} was leased before this pool was named {now}", what());
+            found.add(Check::warn(
+                name,
+                text,
+                "running pods need nothing, and the address is not given again before they end",
             ));
         } else if pools
             .get(pool)

@@ -235,7 +235,7 @@ pub fn offer(
             return refused("records", text, holder.record.how_to_end());
         }
         // The next ADD restores the device.
-        Some(holder) if holder.is_left_over() || holder.is_home => return Offer::Usable,
+        Some(holder) if holder.is_left_over() => return Offer::Usable,
         Some(_) => return Offer::Held,
         // The check `lost` reports what no claim holds.
         None if inventory.is_held(function) || inventory.lost(function).is_some() => {

@@ -122,7 +122,6 @@ mod tests {
             is_busy: false,
             addresses: vec![HOSTILE.to_owned()],
             rdma: vec![HOSTILE.to_owned()],
-            is_home: false,
             tapped: None,
         };
         let inventory = Inventory {
