@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 
 use super::pod::{Pod, Port};
-use super::variables::{GID_INDEX, HCA, NVSHMEM_DEVICES, UCX_DEVICES, Variable};
+use super::variables::{GID_INDEX, HCA, MOST_DEVICES, NVSHMEM_DEVICES, UCX_DEVICES, Variable};
 use rail_cni::fail;
 use rail_cni::netns;
 
@@ -121,7 +121,7 @@ pub fn compare(expected: &[Variable], pod: &Pod, environment: &Environment) -> V
         let found = environment.0.get(variable.name);
         let is_right = match (variable.name, found) {
             (_, None) => !variable.is_of_nccl(),
-            (HCA, Some(found)) => is_same_hca(&variable.value, found),
+            (HCA, Some(found)) => is_same_hca(&variable.value, found, pod),
             // With and without the = of an exact name.
             (_, Some(found)) if variable.value.starts_with('=') => {
                 found.trim_start_matches('=') == variable.value.trim_start_matches('=')
@@ -159,29 +159,78 @@ pub fn compare(expected: &[Variable], pod: &Pod, environment: &Environment) -> V
     differences
 }
 
-/// Whether NCCL takes the same ports by both: exact names in any order. Rail and plane have to be
-/// right where they are said.
-fn is_same_hca(expected: &str, found: &str) -> bool {
-    let entries = |text: &str| -> Option<BTreeMap<String, Vec<String>>> {
-        let mut all = BTreeMap::new();
-        for entry in text
-            .strip_prefix('=')?
-            .split(',')
-            .filter(|entry| !entry.is_empty())
-        {
-            let mut words = entry.split(':').map(str::to_owned);
-            let (device, port) = (words.next()?, words.next()?);
-            all.insert(format!("{device}:{port}"), words.collect());
+/// Whether NCCL takes the same ports of the pod by both. Rail and plane have to be right where they
+/// are said.
+fn is_same_hca(expected: &str, found: &str, pod: &Pod) -> bool {
+    let (expected, found) = (Filter::parse(expected), Filter::parse(found));
+    pod.ports.iter().all(|(device, port)| {
+        match (expected.take(device, *port), found.take(device, *port)) {
+            (None, None) => true,
+            (Some(ours), Some(theirs)) => ours.is_empty() || theirs.is_empty() || ours == theirs,
+            _ => false,
         }
-        Some(all)
-    };
-    let (Some(expected), Some(found)) = (entries(expected), entries(found)) else {
-        return false;
-    };
-    let is_right = |(ours, theirs): (&Vec<String>, &Vec<String>)| {
-        ours.is_empty() || theirs.iter().all(String::is_empty) || ours == theirs
-    };
-    expected.keys().eq(found.keys()) && expected.values().zip(found.values()).all(is_right)
+    })
+}
+
+/// NCCL's reading of NCCL_IB_HCA (parseStringList, matchIfList and ncclIbInitDevices of 2.21 to
+/// 2.32): ^ takes all others, = compares whole names, and otherwise an entry is a prefix; an entry
+/// without a port means all of the device.
+struct Filter<'a> {
+    is_excluding: bool,
+    is_exact: bool,
+    entries: Vec<Entry<'a>>,
+}
+
+struct Entry<'a> {
+    device: &'a str,
+    port: Option<u32>,
+    /// Rail and plane, as they are written.
+    place: &'a str,
+}
+
+impl<'a> Filter<'a> {
+    fn parse(value: &'a str) -> Filter<'a> {
+        let (is_excluding, value) = match value.strip_prefix('^') {
+            Some(rest) => (true, rest),
+            None => (false, value),
+        };
+        let (is_exact, value) = match value.strip_prefix('=') {
+            Some(rest) => (true, rest),
+            None => (false, value),
+        };
+        let mut entries = Vec::new();
+        for entry in value.split(',') {
+            let (device, rest) = entry.split_once(':').unwrap_or((entry, ""));
+            let (port, place) = rest.split_once(':').unwrap_or((rest, ""));
+            if !device.is_empty() && entries.len() < MOST_DEVICES {
+                entries.push(Entry {
+                    device,
+                    port: port.parse().ok(),
+                    place: place.trim_end_matches(':'),
+                });
+            }
+        }
+        Filter {
+            is_excluding,
+            is_exact,
+            entries,
+        }
+    }
+
+    /// Rail and plane of a port that NCCL takes, by the first entry that means it.
+    fn take(&self, device: &str, port: u32) -> Option<&'a str> {
+        let is_meant = |entry: &&Entry<'a>| {
+            let is_device = if self.is_exact {
+                device == entry.device
+            } else {
+                device.starts_with(entry.device)
+            };
+            is_device && entry.port.is_none_or(|number| number == port)
+        };
+        let entry = self.entries.iter().find(is_meant);
+        let is_listed = entry.is_some() || self.entries.is_empty();
+        (is_listed != self.is_excluding).then(|| entry.map_or("", |entry| entry.place))
+    }
 }
 
 fn set(list: &str) -> BTreeSet<&str> {
@@ -204,7 +253,8 @@ mod tests {
                 Some(3),
             )
         });
-        let pod = pod(rails.collect());
+        let mut pod = pod(rails.collect());
+        pod.ports.push(("mlx5_10".to_owned(), 1));
         let (expected, _) = variables::of(&pod, "2.30".parse().unwrap());
         let good = ["NCCL_IB_HCA==mlx5_1:1,mlx5_0:1", "NCCL_SOCKET_IFNAME=eth0"];
         let differs = |lines: &[&str]| -> Vec<&str> {
@@ -225,7 +275,10 @@ mod tests {
             ("NCCL_IB_HCA=mlx5", HCA),
             ("NCCL_IB_HCA=mlx5_0:1,mlx5_1:1", HCA),
             ("NCCL_IB_HCA==mlx5_0:1", HCA),
-            ("NCCL_IB_HCA==mlx5_0,mlx5_1", HCA),
+            ("NCCL_IB_HCA=", HCA),
+            ("NCCL_IB_HCA=^=mlx5_0", HCA),
+            ("NCCL_IB_HCA==mlx5_0:2,mlx5_1:1", HCA),
+            ("NCCL_IB_HCA==mlx5_0:1:1:0,mlx5_0:1:0:0,mlx5_1:1", HCA),
             ("NCCL_IB_HCA==mlx5_0:1:1:0,mlx5_1:1:0:0", HCA),
             ("NCCL_SOCKET_IFNAME==net1", SOCKET_IFNAME),
             ("UCX_NET_DEVICES=all", UCX_DEVICES),
@@ -239,6 +292,10 @@ mod tests {
         }
         for line in [
             "NCCL_IB_HCA==mlx5_0:1:0:0,mlx5_1:1:1:0",
+            "NCCL_IB_HCA==mlx5_0,mlx5_1",
+            "NCCL_IB_HCA=^mlx5_10",
+            "NCCL_IB_HCA=^=mlx5_10:1",
+            "NCCL_IB_HCA==mlx5_0:1:0:0,mlx5_0:1:1:0,mlx5_1:1",
             "NCCL_IB_GID_INDEX=3",
             "NCCL_IB_GID_INDEX=-1",
             "UCX_NET_DEVICES=mlx5_1:1,mlx5_0:1",

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
 
 use anyhow::Result;
 use ipnet::IpNet;
@@ -44,6 +46,8 @@ pub struct Pod {
     pub interface: Option<String>,
     /// Gaps in the knowledge, a sentence each.
     pub unknown: Vec<String>,
+    /// All RDMA ports that its processes see, also those of no rail: by name and number.
+    pub ports: Vec<(String, u32)>,
 }
 
 /// A rail of this pod.
@@ -84,6 +88,7 @@ impl Pod {
             rails: Vec::new(),
             interface: None,
             unknown: Vec::new(),
+            ports: visible_ports(&node.sysfs_root),
         };
         let links = link::all(socket)?;
         for link in links.iter().filter(|link| !link.loopback) {
@@ -123,12 +128,18 @@ impl Pod {
             }
         }
         pod.rails.sort_by_key(|rail| rail.place());
+        for port in pod.rails.iter().filter_map(|rail| rail.port.as_ref()) {
+            let port = (port.device.clone(), port.number);
+            if !pod.ports.contains(&port) {
+                pod.ports.push(port);
+            }
+        }
         pod.interface = default_interface(&links, socket)?
             .filter(|name| pod.rails.iter().all(|rail| rail.interface != *name));
         Ok(pod)
     }
 
-    /// The rails with these numbers, or all of them. Fails if there are none, or if it is not clear
+    /// The rails with these numbers, or all of them. Fails if one is missing, or if it is not clear
     /// which are meant.
     pub fn select(mut self, wanted: Option<&Numbers>) -> Result<Pod> {
         let is_wanted = |rail: &Rail| wanted.is_none_or(|wanted| wanted.contains(&rail.alias.rail));
@@ -140,6 +151,22 @@ impl Pod {
                 InvalidConfig,
                 "this network namespace has no rail{of}{}",
                 unknown.next().unwrap_or_default()
+            ));
+        }
+        let known: Numbers = self.rails.iter().map(|rail| rail.alias.rail).collect();
+        let missing: Vec<String> = wanted
+            .into_iter()
+            .flatten()
+            .filter(|number| !known.contains(number))
+            .map(u8::to_string)
+            .collect();
+        if !missing.is_empty() {
+            let rails = if missing.len() == 1 { "rail" } else { "rails" };
+            return Err(failure!(
+                InvalidConfig,
+                "this network namespace has no {rails} {}: a job would run without: look at the pod's networks, or name the \
+                    rails that it has with --rails",
+                missing.join(", ")
             ));
         }
         let twice = self
@@ -255,6 +282,22 @@ fn only_port(function: &Function) -> Result<Port, String> {
     }
 }
 
+/// The ports of all RDMA devices below /sys/class/infiniband.
+fn visible_ports(sysfs: &Path) -> Vec<(String, u32)> {
+    let mut ports = Vec::new();
+    let devices = fs::read_dir(sysfs.join("class/infiniband"));
+    for device in devices.into_iter().flatten().flatten() {
+        let numbers = fs::read_dir(device.path().join("ports"));
+        for number in numbers.into_iter().flatten().flatten() {
+            let name = device.file_name().to_string_lossy().into_owned();
+            if let Ok(number) = number.file_name().to_string_lossy().parse() {
+                ports.push((name, number));
+            }
+        }
+    }
+    ports
+}
+
 /// The interface of the default route, if all of them have the same.
 fn default_interface(links: &[Link], socket: &mut Socket) -> Result<Option<String>> {
     let defaults = route::matching(socket, Some(MAIN), |route| route.dst.prefix_len() == 0)?;
@@ -291,10 +334,18 @@ pub mod tests {
 
     /// A pod whose default route is that of eth0.
     pub fn pod(rails: Vec<Rail>) -> Pod {
+        let port = |rail: &Rail| {
+            Some((
+                rail.port.as_ref()?.device.clone(),
+                rail.port.as_ref()?.number,
+            ))
+        };
+        let ports = rails.iter().filter_map(port).collect();
         Pod {
             rails,
             interface: Some("eth0".to_owned()),
             unknown: Vec::new(),
+            ports,
         }
     }
 
@@ -320,7 +371,7 @@ pub mod tests {
             "rail 1 network rail-1",
             "rail 8 network storage-8",
         ];
-        let compute = parse_rails("0-7").unwrap();
+        let compute = parse_rails("0-1").unwrap();
         assert!(of(&two_fabrics).select(None).is_err());
         assert_eq!(
             of(&two_fabrics).select(Some(&compute)).unwrap().rails.len(),
@@ -337,6 +388,8 @@ pub mod tests {
                 .is_err()
         );
         assert!(of(&["rail 8"]).select(Some(&compute)).is_err());
+        let missing = of(&["rail 0", "rail 2"]).select(Some(&parse_rails("0-3").unwrap()));
+        assert!(missing.unwrap_err().to_string().contains("no rails 1, 3: "));
         assert!(of(&[]).select(None).is_err());
     }
 }

@@ -26,9 +26,13 @@ pub const NVSHMEM_DEVICES: &str = "NVSHMEM_HCA_LIST";
 /// NCCL reads as many bytes of a value.
 const LONGEST: usize = 1023;
 /// NCCL looks at as many entries of a list (MAX_IB_DEVS).
-const MOST_DEVICES: usize = 32;
-/// NVSHMEM passes over devices with other names (NVSHMEM_HCA_PREFIX).
-const NVSHMEM_PREFIX: &str = "mlx5";
+pub const MOST_DEVICES: usize = 32;
+/// NVSHMEM passes over devices with other names, unless a variable of 3.4.5 and later has another
+/// prefix.
+const NVSHMEM_DEFAULT_PREFIX: &str = "mlx5";
+const NVSHMEM_PREFIX: &str = "NVSHMEM_HCA_PREFIX";
+/// For GIDs that NVSHMEM finds itself; its env_defs.h has it since 2024.
+const NVSHMEM_ADDRESS_FAMILY: &str = "NVSHMEM_IB_ADDR_FAMILY";
 /// It refuses more planes.
 const MOST_PLANES: usize = 12;
 
@@ -77,15 +81,16 @@ pub fn of(pod: &Pod, nccl: NcclVersion) -> (Vec<Variable>, Vec<String>) {
             put(HCA, value);
             let names = list(ports.iter().map(|(_, port)| port.to_string()));
             // It compares whole names, and a = would be part of one.
-            if ports
-                .iter()
-                .all(|(_, port)| port.device.starts_with(NVSHMEM_PREFIX))
-            {
+            let devices = ports.iter().map(|(_, port)| port.device.as_str());
+            let prefix = common_prefix(devices);
+            if prefix.starts_with(NVSHMEM_DEFAULT_PREFIX) {
+                put(NVSHMEM_DEVICES, names.clone());
+            } else if !prefix.is_empty() {
+                put(NVSHMEM_PREFIX, prefix.to_owned());
                 put(NVSHMEM_DEVICES, names.clone());
             } else {
                 unknown.push(format!(
-                    "{NVSHMEM_DEVICES} is omitted: NVSHMEM takes devices that are called \
-                    {NVSHMEM_PREFIX}* alone"
+                    "{NVSHMEM_DEVICES} is omitted: NVSHMEM takes devices whose names begin alike"
                 ));
             }
             put(UCX_DEVICES, names);
@@ -98,6 +103,9 @@ pub fn of(pod: &Pod, nccl: NcclVersion) -> (Vec<Variable>, Vec<String>) {
         .all(|(rail, _)| !rail.addresses.is_empty() && !has_v4(rail));
     if !ports.is_empty() && is_v6_alone && nccl >= NcclVersion::FINDS_GIDS {
         put(ADDRESS_FAMILY, "AF_INET6".to_owned());
+    }
+    if !ports.is_empty() && is_v6_alone {
+        put(NVSHMEM_ADDRESS_FAMILY, "AF_INET6".to_owned());
     }
     if nccl < NcclVersion::FINDS_GIDS && !ports.is_empty() {
         let indexes: BTreeSet<_> = ports.iter().map(|(_, port)| port.gid).collect();
@@ -155,6 +163,18 @@ fn hca(ports: &[(&Rail, &Port)], nccl: NcclVersion) -> Result<String, String> {
         ));
     }
     Ok(value)
+}
+
+/// The letters with which all names begin.
+fn common_prefix<'a>(mut names: impl Iterator<Item = &'a str>) -> &'a str {
+    let mut prefix = names.next().unwrap_or_default();
+    for name in names {
+        while !name.starts_with(prefix) {
+            let shorter = prefix.char_indices().next_back().map_or(0, |(at, _)| at);
+            prefix = &prefix[..shorter];
+        }
+    }
+    prefix
 }
 
 fn list(entries: impl Iterator<Item = String>) -> String {
@@ -277,6 +297,22 @@ mod tests {
     }
 
     #[test]
+    fn nvshmem_is_told_how_other_devices_are_called() {
+        for (devices, prefix, has_list) in [
+            (["mlx5_0:1", "mlx5_1:1"], None, true),
+            (["rocep1s0:1", "rocep2s0:1"], Some("rocep"), true),
+            (["bnxt_re0:1", "mlx5_1:1"], None, false),
+        ] {
+            let rails = [(0, devices[0]), (1, devices[1])];
+            let rails =
+                rails.map(|(n, port)| rail(&format!("rail {n}"), "10.0.0.0/31", port, None));
+            let (all, _) = of(&pod(rails.into()), nccl("2.30"));
+            assert_eq!(value(NVSHMEM_PREFIX, &all).as_deref(), prefix);
+            assert_eq!(value(NVSHMEM_DEVICES, &all).is_some(), has_list);
+        }
+    }
+
+    #[test]
     fn what_is_not_known_is_left_out() {
         let without = pod(vec![rail("rail 0", "10.0.0.0/31", "", None)]);
         let (all, unknown) = of(&without, nccl("2.30"));
@@ -318,6 +354,10 @@ mod tests {
         let (all, unknown) = of(&alone, nccl("2.30"));
         assert_eq!(
             value("NCCL_IB_ADDR_FAMILY", &all).as_deref(),
+            Some("AF_INET6")
+        );
+        assert_eq!(
+            value(NVSHMEM_ADDRESS_FAMILY, &all).as_deref(),
             Some("AF_INET6")
         );
         assert_eq!((value(SOCKET_IFNAME, &all), unknown.len()), (None, 1));
