@@ -22,7 +22,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"
 source "$root/scripts/debian.sh"
 
 suite=trixie
-# What a clone needs, beside the least that Debian is.
+# Packages that a clone needs, beside the minimal Debian.
 included=ca-certificates,git
 place=/root/rail-cni
 passed=0 failed=0

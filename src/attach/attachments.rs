@@ -214,6 +214,7 @@ impl Attachments {
         };
         match state::of(&record, node, &mut Socket::open()?)? {
             State::Live(_) | State::Elsewhere => return Ok(Ended::InUse),
+            State::Lost if !is_forced => return Ok(Ended::InUse),
             State::Unknown(why) if !is_forced => return Ok(Ended::CannotTell(why)),
             _ if is_dry => return Ok(Ended::LeftOver),
             _ => (),

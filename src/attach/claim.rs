@@ -126,7 +126,7 @@ pub fn refuse_pf_of_attached_vfs(
         }
         // An ADD under way has only a record so far, and holds its lock.
         let is_adding = !record.is_attached() && records.locks.is_busy(&record.owner.key())?;
-        if is_adding || !state::of(&record, node, host)?.is_left_over() {
+        if is_adding || !state::of(&record, node, host)?.is_free() {
             let what = device.describe();
             let holder = record.owner.describe();
             let vf = &vf.id;

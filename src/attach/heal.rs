@@ -295,7 +295,7 @@ pub fn end_if_left_over(records: &Records, claim: &Record, node: &Node) -> Resul
     if record.owner.device.id != claim.owner.device.id {
         return Ok(());
     }
-    if !state::of(&record, node, &mut Socket::open()?)?.is_left_over() {
+    if !state::of(&record, node, &mut Socket::open()?)?.is_free() {
         return Ok(());
     }
     let (id, holder) = (&record.owner.device.id, record.owner.describe());
@@ -313,7 +313,8 @@ fn end_if_replaced(records: &Records, claim: &Record, claimant: &Claimant) -> Re
     let key = claim.owner.key();
     let _lock = records.locks.attachment(&key)?;
     if let Some(record) = records.find(&key)? {
-        let (id, holder) = (&record.owner.device.id, record.owner.describe());
+        let id = &record.owner.device.id;
+        let holder = record.owner.describe();
         calls::restored(format!(
             "{id} is taken from {holder}: an older sandbox of this pod"
         ));
@@ -333,7 +334,9 @@ pub fn end_unless_alive(records: &Records, record: &Record, node: &Node) -> Resu
         return Ok(());
     };
     match state::of(&record, node, &mut Socket::open()?)? {
-        State::Live(_) | State::Elsewhere => log::warn!("GC keeps {key}: its namespace is alive"),
+        State::Live(_) | State::Elsewhere | State::Lost => {
+            log::warn!("GC keeps {key}: its namespace is alive");
+        }
         State::Unknown(why) => {
             log::warn!("GC keeps {key}: cannot tell whether its namespace is alive: {why}");
         }

@@ -57,7 +57,7 @@ pub fn retry(
     } else {
         Ok(())
     };
-    // The same attachment was added anew: an undo by its key, or by its rules, would hit its
+    // This attachment was added anew: an undo by its key, or by its rules, would hit its
     // present state.
     let key = pending.record.owner.key();
     if records.on_file(&key)?.is_some() {

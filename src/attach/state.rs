@@ -19,7 +19,12 @@ pub enum State {
     /// The pod is alive, but its device is neither there nor on the host. The pod may have it in a
     /// namespace of its own.
     Elsewhere,
-    /// The device is on the host, and the pod is alive, or nothing shows that it is not.
+    /// The pod is alive, and its device is on the host: a driver that started anew made it there, the
+    /// pod gave it away, or a DEL was killed. Its address stays until DEL, or until an ADD gets the
+    /// device.
+    Lost,
+    /// The device is on the host, and nothing shows whether the pod is alive; or the attachment was
+    /// of the RDMA device alone.
     OnHost,
     /// The pod is gone without a DEL.
     Dead,
@@ -32,6 +37,11 @@ pub enum State {
 }
 
 impl State {
+    /// Whether the device is out of the pod, so that an ADD may have it.
+    pub fn is_free(&self) -> bool {
+        self.is_left_over() || *self == State::Lost
+    }
+
     /// Whether it is certain that only the record is left.
     pub fn is_left_over(&self) -> bool {
         matches!(
@@ -91,7 +101,7 @@ fn in_living(record: &Record, node: &Node, host: &mut Socket) -> Result<State> {
             .is_some_and(|function| function.driver().is_none());
     let is_on_host = is_unbound || locate::on_host(owner, function.as_ref(), node, host)?.is_some();
     Ok(if is_on_host {
-        State::OnHost
+        State::Lost
     } else {
         State::Elsewhere
     })

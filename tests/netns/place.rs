@@ -44,7 +44,8 @@ impl Place {
             return None;
         }
         let pod = host.add_netns("pod");
-        let run_dir = PathBuf::from(format!("/run/{}", host.id));
+        // The mark beside the run directory is this test's own, too.
+        let run_dir = PathBuf::from(format!("/run/{}/rail-cni", host.id));
         host.set_node(json!({ "runDir": run_dir }));
         host.plan("p", "10.0.0.0/24", "10.0.0.1", &[]);
         Some(Place { host, pod, run_dir })
@@ -191,7 +192,7 @@ fn a_run_folder_on_another_file_system_than_the_namespaces_is_refused() {
     assert!(!place.run_dir.exists());
     // With the host's run folder it is right.
     let mounts = format!(
-        "mkdir -p $runDir $dir/run; mount --bind $runDir $dir/run; {mounts}; mkdir $runDir; mount --bind $dir/run $runDir"
+        "mkdir -p $runDir $dir/run; mount --bind $runDir $dir/run; {mounts}; mkdir -p $runDir; mount --bind $dir/run $runDir"
     );
     place.works(&mounts, "true");
 }

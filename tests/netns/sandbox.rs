@@ -48,7 +48,7 @@ impl Sandboxes {
     }
 }
 
-/// The same interface, or another one of the same device.
+/// By its interface, and by another one for the same device.
 #[test]
 fn a_newer_sandbox_takes_device_and_address_from_the_older_one() {
     let Some(pod) = Sandboxes::new("newer") else {

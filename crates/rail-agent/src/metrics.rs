@@ -441,6 +441,7 @@ impl Page {
                 "busy",
                 "dead",
                 "cut-off",
+                "lost",
                 "on-host",
                 "returned",
                 "missing",

@@ -222,6 +222,24 @@ impl Attachment {
         matches!(self.state.as_str(), "live" | "tapped")
     }
 
+    /// Whether a running pod lost the device to the host.
+    pub fn is_lost(&self) -> bool {
+        self.state == "lost"
+    }
+
+    /// `net4 of rail 3 of pod ai/trainer-0`, for Events.
+    pub fn title(&self) -> String {
+        let rail = match self.rail {
+            Some(rail) => format!(" of rail {rail}"),
+            None => String::new(),
+        };
+        let pod = match &self.pod {
+            Some(pod) => format!(" of pod {pod}"),
+            None => format!(" of container {}", self.container),
+        };
+        format!("{}{rail}{pod}", self.ifname)
+    }
+
     /// Whether a pod may still use the device.
     pub fn is_alive(&self) -> bool {
         !matches!(

@@ -190,7 +190,7 @@ fn status_tells_the_states_apart() {
         (&json!("live"), &json!("down")),
         "{shown}"
     );
-    assert_eq!(of("c2")["state"], "on-host", "{shown}");
+    assert_eq!(of("c2")["state"], "lost", "{shown}");
     assert_eq!(shown["rails"][0]["pf"]["link"], "missing", "{shown}");
     assert_eq!(shown["todo"].as_array().unwrap().len(), 3, "{shown}");
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::harness::{self, Host, Ran, rail, with};
+use crate::harness::{self, Host, Ran, Sleeper, rail, with};
 
 /// Rail 0 after the death of pod c1: `net1`, or another name, with an MTU of 4000 and the MAC of
 /// the network.
@@ -290,4 +290,49 @@ fn a_device_whose_index_was_taken_goes_back_as_it_was() {
         reap(&host, &[]).ok();
         assert_eq!(host.snapshot(), before, "{filler}");
     }
+}
+
+/// A driver that recovers, or is loaded again, makes the netdev anew on the host.
+#[test]
+fn nobody_calls_a_rail_dead_that_a_driver_took_out_of_a_living_pod() {
+    let Some(host) = Host::new("handback::lost") else {
+        return;
+    };
+    host.add_rail(0);
+    host.ip("link add second type veth peer name far");
+    let before = host.snapshot();
+    let pod = host.add_netns("pod");
+    let other = host.add_netns("other");
+    let lose = || {
+        let home = Sleeper::new(None);
+        host.ip_in(&pod, &format!("link set net1 down netns {}", home.pid()));
+    };
+    host.cni("ADD", "c1", &pod, &config()).ok();
+    lose();
+    // It is not taken for that of a dead pod.
+    reap(&host, &[]).ok();
+    host.call("GC", "", &pod)
+        .without("CNI_NETNS")
+        .run(&with(config(), json!({"cni.dev/valid-attachments": []})))
+        .ok();
+    assert_eq!((host.records().len(), host.leases().len()), (1, 1));
+    let second = with(config(), json!({"device": "second"}));
+    let by_address = host.cni("ADD", "c2", &other, &second).error(11)["msg"].to_string();
+    assert!(by_address.contains("container c1"), "{by_address}");
+    // Its own ADD attaches it again, its DEL ends it, an operator can, and so does an ADD for the
+    // device, which the kubelet gives to no second pod.
+    host.cni("ADD", "c1", &pod, &config()).ok();
+    lose();
+    host.cni("DEL", "c1", &pod, &config()).ok();
+    assert_eq!(host.snapshot(), before);
+    host.cni("ADD", "c1", &pod, &config()).ok();
+    lose();
+    reap(&host, &["--force", "c1"]).ok();
+    assert_eq!(host.snapshot(), before);
+    host.cni("ADD", "c1", &pod, &config()).ok();
+    lose();
+    host.cni("ADD", "c2", &other, &config()).ok();
+    host.cni("DEL", "c1", &pod, &config()).ok();
+    host.cni("DEL", "c2", &other, &config()).ok();
+    assert_eq!(host.snapshot(), before);
 }

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Node;
 
 use super::calls::uid_of;
 use super::carriers::carriers;
+use super::losses;
 use super::state::Agent;
 use super::taps;
 use crate::events::Notice;
@@ -64,6 +65,7 @@ impl Agent {
             Ok(status) => {
                 self.follow_carriers(&status.attachments);
                 self.follow_taps(&status.attachments);
+                self.follow_losses(&status.attachments);
                 self.follow_flaps(&status.rails);
                 self.has_rails |= ready::has_pf(&status);
                 let outline = outline(&status);
@@ -136,7 +138,20 @@ impl Agent {
     /// of both pods.
     fn follow_taps(&mut self, attachments: &[Attachment]) {
         let seen = std::mem::take(&mut self.taps);
-        for notice in taps::notices(&seen, attachments) {
+        self.report_all(taps::notices(&seen, attachments));
+        self.taps = taps::seen(attachments);
+    }
+
+    /// Reports rails that running pods lost, or have again, as Events of the Node and of the pods.
+    fn follow_losses(&mut self, attachments: &[Attachment]) {
+        let before = std::mem::take(&mut self.losses);
+        self.report_all(losses::notices(&before, attachments));
+        self.losses = losses::lost(attachments);
+    }
+
+    /// Reports Events that lack the UIDs of their pods.
+    fn report_all(&mut self, notices: Vec<Notice>) {
+        for notice in notices {
             self.report(Notice {
                 pod: notice.pod.map(|(pod, _)| {
                     let uid = uid_of(&self.uids, &pod);
@@ -145,7 +160,6 @@ impl Agent {
                 ..notice
             });
         }
-        self.taps = taps::seen(attachments);
     }
 
     /// Reports lost and restored carriers as Events of the pods.

@@ -16,6 +16,7 @@
 //! | `show` | writes labels, conditions and taint of the Node |
 //! | `calls`, `carriers` | calls of the plugins and lost carriers as Events |
 //! | `flaps` | rails whose carrier comes and goes |
+//! | `losses` | rails that running pods lost to the host |
 //! | `taps` | rails whose frames another namespace takes |
 
 mod args;
@@ -25,6 +26,7 @@ mod config;
 mod flaps;
 mod judge;
 mod look;
+mod losses;
 mod plan;
 mod show;
 mod state;

@@ -15,6 +15,7 @@ use super::args::{PlanFrom, RunArgs};
 use super::calls::{Uids, read_calls, send_events};
 use super::carriers::Carriers;
 use super::flaps::Flaps;
+use super::losses;
 use super::taps;
 use crate::alive::Alive;
 use crate::api;
@@ -107,6 +108,8 @@ pub(super) struct Agent {
     pub(super) carriers: Carriers,
     pub(super) flaps: Flaps,
     pub(super) taps: taps::Seen,
+    /// The rails that running pods had lost at the last look.
+    pub(super) losses: losses::Lost,
     pub(super) logged: HashMap<&'static str, String>,
 }
 
@@ -208,6 +211,7 @@ impl Agent {
             carriers: HashMap::new(),
             flaps: Flaps::default(),
             taps: taps::Seen::new(),
+            losses: losses::Lost::new(),
             logged: HashMap::new(),
         })
     }

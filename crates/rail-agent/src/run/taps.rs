@@ -61,14 +61,6 @@ pub(super) fn notices(before: &Seen, attachments: &[Attachment]) -> Vec<Notice> 
 }
 
 fn describe(attachment: &Attachment, tap: &Tap) -> String {
-    let rail = match attachment.rail {
-        Some(rail) => format!(" of rail {rail}"),
-        None => String::new(),
-    };
-    let pod = match &attachment.pod {
-        Some(pod) => format!(" of pod {pod}"),
-        None => format!(" of container {}", attachment.container),
-    };
     let by = match (tap, &tap.pod) {
         (_, Some(pod)) => format!("pod {pod}"),
         (
@@ -81,8 +73,8 @@ fn describe(attachment: &Attachment, tap: &Tap) -> String {
         _ => "a namespace that cannot be found".to_owned(),
     };
     format!(
-        "{}{rail}{pod} is tapped: a link in {by} takes its frames (`railctl status`)",
-        attachment.ifname
+        "{} is tapped: a link in {by} takes its frames (`railctl status`)",
+        attachment.title()
     )
 }
 

@@ -186,6 +186,12 @@ const ALERTS: [(&str, u32, &str, &str); 18] = [
         "0 1",
     ),
     (
+        "RailLost",
+        1,
+        r#"rail_cni_attachments{state="lost"}"#,
+        "0 1",
+    ),
+    (
         "RailDeviceMisplaced",
         10,
         r#"rail_cni_attachments{state="on-host"}"#,

@@ -1390,6 +1390,31 @@ fn node_and_both_pods_are_told_of_a_tapped_rail() {
     });
 }
 
+/// A driver that started anew made the netdev on the host, under a pod that runs.
+#[test]
+fn node_and_pod_are_told_of_a_rail_that_a_running_pod_lost() {
+    on_a_node(
+        "run::node_and_pod_are_told_of_a_rail_that_a_running_pod_lost",
+        || {
+            let (api, agent) = ready(&[]);
+            start_pod("pod-a", 0);
+            agent.until_looks(2);
+            sh("ip -n pod-a link set net1 down netns 1");
+            agent.until("the Events", || api.events("RailLost").len() == 2);
+            let metric = r#"rail_cni_attachments{state="lost"} 1"#;
+            agent.until("the metric", || served("/metrics").contains(metric));
+            // Its reap leaves the pod what is the pod's.
+            agent.until_looks(4);
+            assert!(served("/metrics").contains(metric));
+            end_pod("pod-a", 0);
+            agent.until("nothing lost", || {
+                served("/metrics").contains(r#"rail_cni_attachments{state="lost"} 0"#)
+            });
+            assert_eq!(api.events("RailLost").len(), 2, "each is told once");
+        },
+    );
+}
+
 /// NoSchedule moves no pod that runs.
 #[test]
 fn a_rail_that_stays_away_keeps_new_pods_away_also_under_running_pods() {

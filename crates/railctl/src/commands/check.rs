@@ -101,12 +101,14 @@ fn look<'a>(one: &'a Attached, node: &Node) -> Option<Checked<'a>> {
         }
         State::Dead => Some("its pod is gone without a DEL: run `railctl reap`".to_owned()),
         State::CutOff => Some("its ADD was killed: run `railctl reap`".to_owned()),
-        State::Missing => {
-            Some("its pod is gone, and the device has not returned: run `railctl doctor`".to_owned())
+        State::Missing => Some(
+            "its pod is gone, and the device has not returned: run `railctl doctor`".to_owned(),
+        ),
+        State::Lost => {
+            Some("the pod is alive, but the device is on the host: restart the pod".to_owned())
         }
         State::OnHost => Some(
-            "the pod is alive, but the device is on the host: restart the pod, or run `railctl reap`"
-                .to_owned(),
+            "the device is on the host, and the pod cannot be seen: run `railctl reap`".to_owned(),
         ),
         State::Elsewhere => {
             Some("the device is neither in the pod nor on the host: restart the pod".to_owned())

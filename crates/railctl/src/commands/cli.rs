@@ -64,7 +64,7 @@ enum Command {
     /// Show the rails of this node, and which pod has which device
     #[command(
         after_help = "STATE is live (the pod has the device), tapped (the same, and a link in another namespace takes its frames), busy (an ADD or DEL is running), dead (the pod is \
-gone without a DEL), cut-off (the ADD was killed), on-host (the pod is alive, but its device is on the host), \
+gone without a DEL), cut-off (the ADD was killed), lost (the pod is alive, but its device is on the host), on-host (the same, and the pod cannot be seen), \
 missing (the pod is gone, and the device has not returned), elsewhere (the pod is alive, but its device is neither \
 there nor on the host), or unknown (the pod cannot be inspected). VFS is the number of VFs and the number that the PF supports.
 JSON: rails[]: rail or null; pf (name as in node.json, pciID, netdev, driver, link, mtu, rdma[], counted: errors, \

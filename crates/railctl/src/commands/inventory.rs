@@ -103,6 +103,7 @@ impl Attached {
             State::Live(_) if self.tapped.is_some() => "tapped",
             State::Live(_) => "live",
             State::Elsewhere => "elsewhere",
+            State::Lost => "lost",
             State::OnHost => "on-host",
             State::Dead => "dead",
             State::CutOff => "cut-off",

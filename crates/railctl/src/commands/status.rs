@@ -188,7 +188,8 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
             .map_or_else(|| owner.container_id.clone(), |pod| format!("pod {pod}"));
         let what = format!("{} of {of}", owner.ifname);
         if let Some(tapped) = &one.tapped {
-            let (tap, remedy) = (tapped.describe(), tapped.remedy());
+            let tap = tapped.describe();
+            let remedy = tapped.remedy();
             todo.push(format!("{what} is tapped: {tap}: {remedy}"));
         }
         match &one.state {
@@ -212,6 +213,10 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
                     "{what}: cannot tell whether its pod is alive: {why}"
                 ));
             }
+            State::Lost => todo.push(format!(
+                "{what}: {} is on the host, and the pod is alive: restart the pod",
+                owner.device.id
+            )),
             State::Live(_) | State::OnHost | State::Dead | State::CutOff => (),
         }
     }

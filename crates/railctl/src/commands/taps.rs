@@ -27,7 +27,7 @@ impl Tapped {
         format!("{} ({}) in {place} takes its frames", link.name, link.kind)
     }
 
-    /// What ends it.
+    /// The remedy.
     pub fn remedy(&self) -> String {
         let Some(Tap { link, netns }) = &self.by else {
             return "end its pod, and the pods that have NET_ADMIN without `hostUsers: false`"
@@ -43,7 +43,7 @@ impl Tapped {
         }
     }
 
-    /// The same for programs.
+    /// Its JSON.
     pub fn json(&self) -> Value {
         let by = self.by.as_ref();
         json!({"link": by.map(|tap| &tap.link.name), "kind": by.map(|tap| &tap.link.kind),

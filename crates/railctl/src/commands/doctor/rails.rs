@@ -852,6 +852,14 @@ fn records(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
     for one in &inventory.attachments {
         let owner = &one.record.owner;
         let what = format!("{} of {}", owner.device.id, owner.describe());
+        if one.state == State::Lost {
+            let text = format!("{what}, which is alive, is on the host");
+            found.add(Check::warn(
+                name,
+                text,
+                "restart the pod: a driver that started anew took its rail, or it gave it away",
+            ));
+        }
         if one.state == State::Elsewhere {
             let text = format!("{what} is neither in the pod nor on the host");
             found.add(Check::warn(

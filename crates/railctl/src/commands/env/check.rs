@@ -162,7 +162,8 @@ pub fn compare(expected: &[Variable], pod: &Pod, environment: &Environment) -> V
 /// Whether NCCL takes the same ports of the pod by both. Rail and plane have to be right where they
 /// are said.
 fn is_same_hca(expected: &str, found: &str, pod: &Pod) -> bool {
-    let (expected, found) = (Filter::parse(expected), Filter::parse(found));
+    let expected = Filter::parse(expected);
+    let found = Filter::parse(found);
     pod.ports.iter().all(|(device, port)| {
         match (expected.take(device, *port), found.take(device, *port)) {
             (None, None) => true,

@@ -281,7 +281,7 @@ impl Lint {
         }
     }
 
-    /// What is wrong with a variable of NCCL.
+    /// The fault of a variable of NCCL, if it has one.
     fn of_setting(&self, pod: &Pod, setting: &Setting) -> Option<String> {
         let Setting { name, value, .. } = setting;
         if pod.has_label || pod.has_nccl_conf {

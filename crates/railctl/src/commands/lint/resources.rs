@@ -105,7 +105,8 @@ impl Lint {
             let items = list.into_iter().flat_map(Part::items);
             items.filter_map(|item| item.value.as_str()).collect()
         };
-        let (names, addresses) = (selected("pfNames"), selected("rootDevices"));
+        let names = selected("pfNames");
+        let addresses = selected("rootDevices");
         for pf in &names {
             let pf = pf.split('#').next().unwrap_or_default();
             self.resources.pfs.insert(pf.to_owned());
@@ -334,7 +335,7 @@ impl Lint {
 }
 
 impl Resources {
-    /// What is wrong with the resource of a network: severity, key and fault.
+    /// Severity, key and fault of the resource of a network.
     fn faults_of(&self, demand: &Demand) -> Vec<(Severity, String, Fault)> {
         const ANNOTATIONS: &str = "metadata.annotations";
         let mut faults = Vec::new();

@@ -1109,7 +1109,7 @@ fn policy(resource: &str, rest: &str) -> String {
     )
 }
 
-/// What lint finds in these manifests together, without notes.
+/// The findings in these manifests together, without notes.
 fn together(manifests: &[String]) -> Vec<String> {
     let (_, told) = lint_of(&[("f.yaml", &manifests.concat())]);
     told.into_iter()
