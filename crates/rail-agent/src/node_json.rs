@@ -127,7 +127,9 @@ pub fn render(
 /// be given again; as another node, the plan may give the addresses of these pods to a third one.
 pub fn check_paths(host: &Host, new: &Paths) -> Result<()> {
     let old = Paths::of(host)?;
-    let Some(held) = Held::of(host, &old.run_dir)?.shown() else {
+    // A directory that cannot be opened counts as empty.
+    let held = Held::of(host, &old.run_dir).unwrap_or_default();
+    let Some(held) = held.shown() else {
         return Ok(());
     };
     if let (Some(before), Some(now)) = (&old.node, &new.node)

@@ -141,7 +141,7 @@ fn the_samples_are_of_metrics_that_the_agent_has() {
 
 /// An alert, the minutes for which it waits, the sample of a node that makes it fire, and the value
 /// that does, with what a minute adds.
-const ALERTS: [(&str, u32, &str, &str); 18] = [
+const ALERTS: [(&str, u32, &str, &str); 19] = [
     ("RailNodeNotReady", 10, "rail_cni_ready", "0"),
     (
         "RailLinkDown",
