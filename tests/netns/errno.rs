@@ -736,7 +736,8 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
             }
             CHECK | DIFFERS => (verb("CHECK"), self.added()),
             TAKEN => (host.call("ADD", "c2", &pods[1]), config.clone()),
-            _ => (verb("").args(&["reap"]), Value::Null),
+            // Without force it leaves what a living pod lost.
+            _ => (verb("").args(&["reap", "--force", "c1"]), Value::Null),
         }
     }
 

@@ -311,10 +311,6 @@ fn nobody_calls_a_rail_dead_that_a_driver_took_out_of_a_living_pod() {
     lose();
     // It is not taken for that of a dead pod.
     reap(&host, &[]).ok();
-    host.call("GC", "", &pod)
-        .without("CNI_NETNS")
-        .run(&with(config(), json!({"cni.dev/valid-attachments": []})))
-        .ok();
     assert_eq!((host.records().len(), host.leases().len()), (1, 1));
     let second = with(config(), json!({"device": "second"}));
     let by_address = host.cni("ADD", "c2", &other, &second).error(11)["msg"].to_string();
