@@ -125,6 +125,7 @@ an_add_of_an_indebted_vf_that_another_namespace_has_is_refused() {
     contains "reap" "$(vf 0)" "$("$bin/railctl" reap --rebuild || true)"
     same "pending" 0 "$(find /run/rail-cni/pending -type f | wc -l)"
     ip -n podB link set "$name" netns 1
+    kill_pod podB
     ip link del mine0
     "$bin/railctl" reap >/dev/null
     same "name" mine0 "$(basename "/sys/bus/pci/devices/$(vf 0)/net/"*)"
