@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::locate::{self, Place};
 use super::locks::Locks;
 use super::owner::Owner;
+use crate::device::pf::VfSettings;
 use crate::fail;
 use crate::files::Lock;
 use crate::netns::{Netns, Pod};
@@ -55,6 +56,8 @@ pub struct Facts {
     pub roce_devices: usize,
     /// Whether the PF prescribes the MAC that the network asks for.
     pub is_mac_by_pf: bool,
+    /// The PF's report before the attachment, if the device is a VF.
+    pub vf_before: Option<VfSettings>,
     /// Whether the addresses of the host go into the pod.
     pub is_of_host: bool,
     /// Whether the device is to be reset.

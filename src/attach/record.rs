@@ -209,6 +209,7 @@ impl Record {
             is_mac_by_pf: self
                 .find::<Vf>()
                 .is_some_and(|vf| vf.0.wanted.mac.is_some()),
+            vf_before: self.vf_before(),
             is_of_host: self.find::<HostAddresses>().is_some(),
             is_reset: self.leaves::<Reset>(),
             knows_alias: netdev.is_some_and(|netdev| netdev.settings.has("alias")),

@@ -24,12 +24,22 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub struct VfSettings {
     /// PCI address of the PF.
     pub pf: String,
+    /// The MAC that the PF has from its maker: another one at this address is another card.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pf_permanent_mac: Option<String>,
     /// Number of the VF.
     pub number: u32,
     /// The settings of ADD.
     pub wanted: VfState,
     /// The driver's earlier report of these settings, as far as a step restores them.
     pub before: VfState,
+}
+
+impl VfSettings {
+    /// Whether the PF, which is `pf` now, is a card that was put in the place of the one before.
+    pub fn is_of_another_card(&self, pf: &Link) -> bool {
+        pf.is_not_port(self.pf_permanent_mac.as_deref())
+    }
 }
 
 /// The PF's netdev, under whatever name it has by now; `None` when the PF is gone, and its VFs with

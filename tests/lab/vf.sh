@@ -95,13 +95,34 @@ a_mac_is_set_twice_and_goes_back() {
     config=$(conf 1 "$(vf 1)" "\"mac\": \"$before\"")
     add pod1 net1 "$config"
     same "MAC in the pod" "$before" "$(ip -n pod1 -json link show net1 | jq -r '.[0].address')"
-    same "MAC on record for the PF" null "$(jq .vf.wanted.mac /run/rail-cni/attachments/*.json)"
+    same "MAC on record for the PF" null \
+        "$(jq '.steps[].change | objects | select(.vf) | .vf.wanted.mac' /run/rail-cni/attachments/*)"
     del pod1 net1 "$config"
     # A VF without a wish keeps its own, also when it goes up.
     add pod1 net1 "$(conf 1 "$(vf 1)")"
     same "MAC without a wish" "$before" "$(ip -n pod1 -json link show net1 | jq -r '.[0].address')"
     in_pod pod1 ping -q -c 3 -W 5 172.18.0.1 >/dev/null || fail "the leaf port does not answer"
     del pod1 net1 "$(conf 1 "$(vf 1)")"
+}
+
+# A card is exchanged under a living pod. The machine has one, so the record is made to tell of another.
+a_card_that_was_exchanged_keeps_its_own_mac() {
+    local config mac=02:00:00:00:0c:03 other=02:00:00:00:0c:04 before
+    before=$(mac_of ens1f0v0)
+    config=$(conf 1 "$(vf 1)" "\"mac\": \"$mac\"")
+    pod pod1
+    add pod1 net1 "$config"
+    same "PF on record" "$(ip -json link show ens1f0 | jq '.[0].permaddr // .[0].address')" \
+        "$(jq '.steps[].change | objects | select(.vf) | .vf.pf_permanent_mac' /run/rail-cni/attachments/*)"
+    sed -i -E "s/(\"pf_permanent_mac\": ?\")[^\"]*/\1$other/" /run/rail-cni/attachments/*
+    : >"/run/rail-cni/locks/device-$(vf 1)"
+    del pod1 net1 "$config"
+    same "MAC after DEL" "$mac" "$(mac_of ens1f0v0)"
+    same "MAC for the PF" "\"$mac\"" "$(of_vf ens1f0 0 .address)"
+    ip link set ens1f0 vf 0 mac "$before"
+    ip link set ens1f0v0 up
+    ip link set ens1f0v0 down
+    same "MAC by hand" "$before" "$(mac_of ens1f0v0)"
 }
 
 # igb refuses each of these, but for a rate that its link does not have; what was set before it is undone, and the VF is
@@ -344,7 +365,7 @@ a_refused_guid_is_rolled_back() {
 
 make_simulated_pf
 run_cases a_vf_of_a_driver_costs_few_system_calls all_that_igb_has_is_set_checked_and_restored what_was_set_before_comes_back \
-    a_mac_is_set_twice_and_goes_back what_igb_refuses_is_rolled_back_completely \
+    a_mac_is_set_twice_and_goes_back a_card_that_was_exchanged_keeps_its_own_mac what_igb_refuses_is_rolled_back_completely \
     a_vf_that_is_reset_is_as_it_was a_late_del_leaves_vlan_and_mac_of_the_new_owner_alone reap_takes_the_settings_of_dead_pods_out \
     frames_of_the_pod_carry_the_vlan a_gateway_is_asked_on_the_vlan_of_the_vf \
     a_vf_for_user_space_gets_its_settings_too \

@@ -103,6 +103,14 @@ impl Link {
         guid(&self.mac).is_some()
     }
 
+    /// Whether the link is certainly another port than the one whose permanent MAC was `before`.
+    pub fn is_not_port(&self, before: Option<&str>) -> bool {
+        match (&self.permanent_mac, before) {
+            (Some(now), Some(before)) => !is_same_mac(now, before),
+            _ => false,
+        }
+    }
+
     /// Whether the link disappears with its namespace. The kernel moves every other link back to
     /// the initial namespace: the non-virtual ones, and the kinds with `netns_refund`, which stand
     /// for hardware (default_device_exit_net).
@@ -578,6 +586,22 @@ mod tests {
             &address("00:00:10:29", none),
             &address("20:00:18:86", none)
         ));
+    }
+
+    #[test]
+    fn another_permanent_mac_is_another_port() {
+        let permanent = |mac: Option<&str>| {
+            let mut message = LinkMessage::default();
+            message.header.index = 1;
+            let mut link = parse(&Message::new(RTM_GETLINK, &message)).unwrap();
+            link.permanent_mac = mac.map(str::to_owned);
+            link
+        };
+        let port = permanent(Some("02:00:00:00:00:01"));
+        assert!(port.is_not_port(Some("02:00:00:00:00:02")));
+        assert!(!port.is_not_port(Some("02:00:00:00:00:01")));
+        assert!(!port.is_not_port(None));
+        assert!(!permanent(None).is_not_port(Some("02:00:00:00:00:02")));
     }
 
     #[test]

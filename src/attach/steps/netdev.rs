@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::attach::context::Cx;
 use crate::attach::locate::Place;
 use crate::attach::step::{Asked, Step, UndoneAt};
+use crate::device::pf;
 use crate::device::settings::Settings;
 use crate::fail;
 use rail_netlink::Socket;
@@ -49,9 +50,13 @@ impl Step for Netdev {
     /// Restores the netdev, which is on the host: name, MTU, MAC, altnames, all that a pod can
     /// change, and up.
     fn undo(&self, cx: &mut Cx<'_>) -> Result<()> {
-        let (Some(mut link), Some(original)) = (cx.at_home(), cx.owner.device.link.clone()) else {
+        let (Some(mut link), Some(mut original)) = (cx.at_home(), cx.owner.device.link.clone())
+        else {
             return Ok(());
         };
+        if link.mac != original.mac && is_of_another_card(&link, &original, cx) {
+            original.mac.clone_from(&link.mac);
+        }
         if link.up && !links::is_as_it_was(&link, &original, &mut cx.host)? {
             link::set_down(&mut cx.host, &link)?;
         }
@@ -118,6 +123,20 @@ impl Netdev {
             None => Ok(()),
         }
     }
+}
+
+/// Whether `link` belongs to a card that was put in the place of the one before, and keeps its own
+/// MAC. The permanent MAC of a VF tells nothing: some drivers take for it what the PF sets.
+fn is_of_another_card(link: &Link, original: &Link, cx: &mut Cx<'_>) -> bool {
+    if cx.owner.device.pf.is_none() {
+        return link.is_not_port(original.permanent_mac.as_deref());
+    }
+    let Some(before) = &cx.facts.vf_before else {
+        return false;
+    };
+    // A PF that cannot be asked is taken for the one before.
+    let pf = pf::link(&before.pf, before.number, cx.node, &mut cx.host);
+    matches!(pf, Ok(Some(pf)) if before.is_of_another_card(&pf))
 }
 
 /// Sets the MAC. A VF that is not trusted cannot while the PF prescribes one, but takes that when

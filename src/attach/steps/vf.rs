@@ -153,6 +153,7 @@ fn read_settings(
     }
     Ok(Some(VfSettings {
         pf: pf.address.clone(),
+        pf_permanent_mac: link.permanent_mac,
         number,
         wanted,
         before,
@@ -339,7 +340,7 @@ impl Vf {
 }
 
 /// Restores what the PF reported before ADD, whether the network or an operator changed it
-/// since. A PF or VF that is gone has none. Settings that have not changed are not touched,
+/// since. A PF or VF that is gone has none, and another card has its own. Settings that have not changed are not touched,
 /// because some drivers reset the VF at every change.
 pub fn restore(settings: &VfSettings, cx: &mut Cx<'_>) -> Result<()> {
     set_back(settings, cx)?;
@@ -350,6 +351,9 @@ fn set_back(settings: &VfSettings, cx: &mut Cx<'_>) -> Result<()> {
     let Some(pf) = pf::link(&settings.pf, settings.number, cx.node, &mut cx.host)? else {
         return Ok(());
     };
+    if settings.is_of_another_card(&pf) {
+        return Ok(());
+    }
     let changed = match pf::report(&pf, &settings.pf, settings.number, cx.node, &mut cx.host)? {
         Report::NoSuchVf | Report::Silent => return Ok(()),
         Report::Known(now) => differing(&settings.before, &now, |_, _| true),
@@ -395,7 +399,8 @@ pub fn isolation_left(
 ) -> Option<String> {
     let pf = pf::link(&settings.pf, settings.number, node, host);
     let now = pf.and_then(|pf| {
-        pf.map(|pf| pf::report_now(&pf, &settings.pf, settings.number, node, host))
+        pf.filter(|pf| !settings.is_of_another_card(pf))
+            .map(|pf| pf::report_now(&pf, &settings.pf, settings.number, node, host))
             .transpose()
     });
     let mut left = match now {
