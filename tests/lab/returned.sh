@@ -112,6 +112,22 @@ a_late_del_leaves_the_new_owner_alone() {
     del podB net1 "$config"
 }
 
+# A path of a namespace leads to another pod's by now, which has the same VF under the same name; the DEL that comes has
+# no record.
+a_del_without_a_record_leaves_what_another_pod_has() {
+    local config before
+    config=$(conf 0 "$(vf 0)")
+    pod podA
+    add podA net1 "$config"
+    before=$(rail_of podA)
+    ln -s podA /run/netns/old
+    del old net1 "$config"
+    rm /run/netns/old
+    same "the pod that lives" "$before" "$(rail_of podA)"
+    in_pod podA ping -q -c 2 -W 5 172.16.0.1 >/dev/null || fail "it has lost its rail"
+    del podA net1 "$config"
+}
+
 # The IPv4 state: IPv6 has states that pass.
 rail_of() {
     ip -n "$1" link show net1
@@ -245,6 +261,6 @@ no_name_keeps_the_vf() {
 
 run_cases no_name_keeps_the_vf del_puts_right_what_two_dead_pods_left del_without_a_device_in_its_configuration_puts_right_too \
     the_next_add_puts_right_what_two_dead_pods_left reap_puts_right_what_two_dead_pods_left \
-    a_late_del_leaves_the_new_owner_alone a_vf_in_a_namespace_below_the_pods_comes_back_with_its_end \
+    a_late_del_leaves_the_new_owner_alone a_del_without_a_record_leaves_what_another_pod_has a_vf_in_a_namespace_below_the_pods_comes_back_with_its_end \
     del_ends_when_the_vf_has_vanished del_ends_when_the_driver_was_unbound a_lost_record_does_not_lose_the_vf \
     a_leaf_learns_which_vf_has_the_address_now

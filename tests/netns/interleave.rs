@@ -259,6 +259,9 @@ impl Pods {
             AddAdd => {
                 assert_eq!((won, count), (1, 1));
                 assert_eq!([has(0), has(1)], is_ok);
+                let [winner, loser] = if is_ok[0] { [0, 1] } else { [1, 0] };
+                let said = &outcome.ran[loser].stdout;
+                assert!(said.contains(NAMES[winner]), "whose it is: {said}");
             }
             AddTwice => assert_eq!((won, count), (1, 1)),
             OnePool => assert_eq!((won, count), (2, 2)),
