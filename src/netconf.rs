@@ -919,6 +919,14 @@ fn ipam(outline: Outline<'_>, node: &Node) -> Result<Option<String>> {
         let not_supported = Failure::new(Code::UnsupportedField, "not supported");
         return Err(anyhow::Error::from(Fault::new("ipam.type", why)).context(not_supported));
     }
+    let has_addresses = outline.ipam.is_some() || outline.is_of_host || outline.is_chained;
+    if !has_addresses && node.policy.requires_ipam() {
+        wrong!(
+            "ipam",
+            "absent, and this node's policy wants an address on each rail: name an IPAM, such as \
+             {{\"type\": \"rail-ipam\"}}, or set policy.requireIPAM of node.json to false"
+        );
+    }
     Ok(outline.ipam(&node.policy)?.map(str::to_owned))
 }
 

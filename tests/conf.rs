@@ -1058,7 +1058,8 @@ fn the_policy_does_what_its_tables_say() {
             node["rails"] = json!([]);
         }
         fs::write(bench.path("node.json"), node.to_string()).unwrap();
-        let config = json!({"cniVersion": "1.1.0", "name": "rail-0", "type": "rail-cni", "deviceID": vf_of(0)});
+        let config = json!({"cniVersion": "1.1.0", "name": "rail-0", "type": "rail-cni", "deviceID": vf_of(0),
+            "ipam": {"type": "rail-ipam", "pool": "rail-0"}});
         let mut config = if program == RAIL_CNI {
             config
         } else {
@@ -1159,6 +1160,26 @@ fn the_policy_does_what_its_tables_say() {
             is_refused(json!({"rails": [1, 2]}), has_rails, &more),
             expected,
             "{more} {has_rails}"
+        );
+    }
+
+    // VFs of one PF share an Ethernet.
+    for (policy, more, expected) in [
+        (json!({"vfsOnly": true}), json!({}), false),
+        (json!({"vfsOnly": true}), json!({"ipam": null}), true),
+        (json!({"vfsOnly": true}), json!({"ipam": {}}), true),
+        (
+            json!({"vfsOnly": true, "requireIPAM": false}),
+            json!({"ipam": null}),
+            false,
+        ),
+        (json!({"requireIPAM": true}), json!({"ipam": null}), true),
+        (json!({}), json!({"ipam": null}), false),
+    ] {
+        assert_eq!(
+            is_refused(policy.clone(), true, &more),
+            expected,
+            "{policy} {more}"
         );
     }
 

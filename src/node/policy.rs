@@ -36,6 +36,9 @@ pub struct Policy {
     /// The IPAM plugins that networks may name; by default those that are known to be no more than
     /// that.
     pub ipam: Vec<String>,
+    /// Whether each network needs an IPAM; by default, where only VFs may be attached.
+    #[serde(rename = "requireIPAM")]
+    pub require_ipam: Option<bool>,
 }
 
 /// The IPAM plugins that are known to be no more than that, and to work with a device that comes
@@ -65,6 +68,7 @@ impl Default for Policy {
             inline_pools: true,
             host_addresses: false,
             ipam: IPAM.map(str::to_owned).to_vec(),
+            require_ipam: None,
         }
     }
 }
@@ -121,6 +125,12 @@ impl Policy {
             );
         }
         Ok(())
+    }
+
+    /// Whether each network needs an IPAM. VFs of one PF hear each other's ARP inside the NIC, so a
+    /// pod without an address of its own could answer for the gateway of another.
+    pub fn requires_ipam(&self) -> bool {
+        self.require_ipam.unwrap_or(self.vfs_only)
     }
 
     /// Refuses a device that this node does not hand out.

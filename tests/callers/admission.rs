@@ -404,6 +404,8 @@ fn what_reaches_beyond_a_rail_is_refused() {
             (replaced(ipam, r#"{"type": "static", "addresses": []}"#), "type static"),
             (replaced(ipam, r#"{"type": "host-local", "dataDir": "/etc"}"#), "type host-local"),
             (replaced(ipam, r#"{"TYPE" : "host-local"}"#), "type host-local"),
+            (replaced(ipam, "{}"), "a rail needs an address"),
+            (replaced(ipam, "null"), "a rail needs an address"),
             (beside(r#"{"type": "tuning", "sysctl": {"net.core.somaxconn": "1"}}"#), "type tuning"),
             (beside(r#"{"type": "host-device", "device": "eth0"}"#), "type host-device"),
             (
