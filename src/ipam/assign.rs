@@ -250,38 +250,52 @@ impl Table {
         held: &mut Vec<IpAddr>,
         node: &Node,
     ) -> Result<Choice> {
-        let Ask {
-            pool, allocation, ..
-        } = ask;
         held.sort_unstable();
         held.dedup();
         let is_held = |address| held.binary_search(&address).is_ok();
-        if let Some(address) = allocation.first_free(is_held) {
-            let dead = Vec::new();
-            return Ok(Choice { address, dead });
+        match ask.allocation.first_free(is_held) {
+            Some(address) => Ok(Choice {
+                address,
+                dead: Vec::new(),
+            }),
+            None => self.address_of_the_dead(ask, holder, held, node),
         }
+    }
+
+    /// The first address of an allocation that is `held` whole whose holder is dead. Fails with the
+    /// holder of its first address if all of them live.
+    fn address_of_the_dead(
+        &self,
+        ask: &Ask,
+        holder: &Holder,
+        held: &[IpAddr],
+        node: &Node,
+    ) -> Result<Choice> {
         let others = self.entries_but(&holder.key())?;
-        let of_allocation = |address: &&IpAddr| allocation.check_host(**address).is_ok();
-        let mut count = 0;
-        let mut first = None;
-        for address in held.iter().copied().filter(|one| of_allocation(&one)) {
+        let mut first_alive = None;
+        let mut count_alive = 0;
+        for address in held.iter().copied() {
+            if ask.allocation.check_host(address).is_err() {
+                continue;
+            }
             match self.dead_holders(address, &others, holder, node)? {
                 Ok(dead) => return Ok(Choice { address, dead }),
-                Err(alive) => first = first.or(Some(alive)),
+                Err(alive) => first_alive = first_alive.or(Some(alive)),
             }
-            count += 1;
+            count_alive += 1;
         }
-        let Some(first) = first else {
-            return Err(allocation.no_host(pool));
+        let Some(first) = first_alive else {
+            return Err(ask.allocation.no_host(&ask.pool));
         };
-        let more = match count {
+        let more = match count_alive {
             1 => String::new(),
             count => format!("; the other {} addresses are held as well", count - 1),
         };
         Err(failure!(
             TryAgain,
-            "pool {pool}: no address of {} is free: {first}{more}",
-            allocation.prefix
+            "pool {}: no address of {} is free: {first}{more}",
+            ask.pool,
+            ask.allocation.prefix
         ))
     }
 
