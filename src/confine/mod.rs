@@ -130,10 +130,19 @@ const IPAM_OLD: &[i64] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const IPAM_OLD: &[i64] = &[];
 
+/// Access to I/O ports, which only this architecture has.
+#[cfg(target_arch = "x86_64")]
+const IO_PORTS: &[i64] = &[libc::SYS_iopl, libc::SYS_ioperm];
+#[cfg(not(target_arch = "x86_64"))]
+const IO_PORTS: &[i64] = &[];
+
+/// open_tree_attr(2) of Linux 6.15, under one number on all architectures.
+const OPEN_TREE_ATTR: i64 = 467;
+
 /// System calls that no plugin needs, neither ours nor one that rail-cni starts: other processes'
 /// memory and files, the kernel's code, its time and its end, keys, the tree of mounts, and the
-/// ways around the permissions of a path. A sysfs that is mounted nowhere is needed (fsopen,
-/// fsmount).
+/// ways around the permissions of a path; beside them `IO_PORTS`. A sysfs that is mounted nowhere
+/// is needed (fsopen, fsmount).
 pub const NEVER: &[i64] = &[
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
@@ -165,6 +174,7 @@ pub const NEVER: &[i64] = &[
     libc::SYS_umount2,
     libc::SYS_mount_setattr,
     libc::SYS_open_tree,
+    OPEN_TREE_ATTR,
     libc::SYS_move_mount,
     libc::SYS_fspick,
     libc::SYS_pivot_root,
@@ -186,7 +196,8 @@ pub fn ipam() {
 /// Confines rail-cni, and the plugins that it starts.
 pub fn cni() {
     CONFINED.call_once(|| {
-        let mut never: Vec<_> = NEVER.iter().map(|call| (*call, Answer::Refused)).collect();
+        let calls = NEVER.iter().chain(IO_PORTS);
+        let mut never: Vec<_> = calls.map(|call| (*call, Answer::Refused)).collect();
         never.push((libc::SYS_bpf, Answer::MadeIf(0, BPF_PROG_QUERY)));
         drop(install(&filter(&never, Answer::Made)));
     });

@@ -121,6 +121,12 @@ fn rail_cni_gives_up_what_no_plugin_needs() {
         (libc::SYS_mount, [0; 3]),
         (libc::SYS_umount2, [0; 3]),
         (libc::SYS_open_tree, [none, 0, 0]),
+        // open_tree_attr.
+        (467, [none, 0, 0]),
+        #[cfg(target_arch = "x86_64")]
+        (libc::SYS_iopl, [0; 3]),
+        #[cfg(target_arch = "x86_64")]
+        (libc::SYS_ioperm, [0, 1, 0]),
         (libc::SYS_move_mount, [none, 0, none]),
         // BPF_PROG_LOAD.
         (libc::SYS_bpf, [5, 0, 0]),
