@@ -224,7 +224,7 @@ fn paths(text: &str) -> Vec<String> {
 /// A file uses those below it.
 #[test]
 fn the_files_of_attach_are_in_an_order() {
-    const ORDER: [&str; 24] = [
+    const ORDER: [&str; 25] = [
         "attachments",
         "del",
         "check",
@@ -237,6 +237,7 @@ fn the_files_of_attach_are_in_an_order() {
         "pending",
         "undo",
         "state",
+        "away",
         "planes",
         "records",
         "record",

@@ -25,7 +25,7 @@ use super::steps::rail::Rail;
 use super::steps::rdma::{self, Rdma};
 use super::steps::vf::Vf;
 use super::steps::vf_mac::VfMac;
-use super::{check, heal, pending, rebuild, state};
+use super::{away, check, heal, pending, rebuild, state};
 use crate::cni::AddResult;
 use crate::device::gid::Gid;
 use crate::device::pf::VfSettings;
@@ -38,6 +38,7 @@ use rail_netlink::Socket;
 use rail_netlink::link::{self, Link};
 use rail_netlink::vf::VfState;
 
+pub use super::away::{Away, NOT_FOUND};
 pub use super::locks::DeviceLock;
 pub use super::owner::Owner;
 pub use super::state::State;
@@ -219,12 +220,14 @@ impl Attachments {
             _ if is_dry => return Ok(Ended::LeftOver),
             _ => (),
         }
-        let how_to_end = locate::how_to_end(&record.owner);
         heal::end(&self.records, record, node)?;
-        if self.records.on_file(&key)?.is_none() {
-            return Ok(Ended::GivenBack);
+        match self.records.on_file(&key)? {
+            None => Ok(Ended::GivenBack),
+            Some(record) => {
+                let how_to_end = away::how_to_end(&record.owner, &self.records);
+                Ok(Ended::NotReturned(how_to_end))
+            }
         }
-        Ok(Ended::NotReturned(how_to_end))
     }
 
     /// Retries the pending steps. Returns whether all are undone; `None` if a call is at work on
@@ -300,6 +303,14 @@ impl Attachments {
         }
         Ok(Some(Attachment::new(record)))
     }
+}
+
+/// Searches all namespaces for the devices of `lost`, which are neither in their pods nor on the
+/// host. The attachments of the node name the pods that have them.
+pub fn find_away(lost: &[&Attachment], all: &[&Attachment]) -> Result<Vec<Option<Away>>> {
+    let lost: Vec<_> = lost.iter().map(|one| &one.owner).collect();
+    let holders: Vec<_> = all.iter().map(|one| &one.owner).collect();
+    away::find(&lost, &holders)
 }
 
 /// Plans what an earlier attachment could not restore.
@@ -426,11 +437,6 @@ impl Attachment {
         }
         let function = self.owner.device.function(node)?;
         locate::locate(&self.owner, function.as_ref(), node, None, host)
-    }
-
-    /// The remedy for a device that stays in a namespace without a path.
-    pub fn how_to_end(&self) -> String {
-        locate::how_to_end(&self.owner)
     }
 
     /// The addresses that ADD set.

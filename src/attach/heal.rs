@@ -4,7 +4,8 @@
 
 use anyhow::Result;
 
-use super::locate::{self, Place};
+use super::away;
+use super::locate::Place;
 use super::owner::{Key, Part};
 use super::record::Record;
 use super::records::{Listed, Records};
@@ -192,7 +193,7 @@ fn refuse_missing(records: &Records, claim: &Record) -> Result<()> {
                 TryAgain,
                 "device {id} has not returned from {}, whose network namespace is gone: {}",
                 claim.owner.describe(),
-                locate::how_to_end(&claim.owner)
+                away::how_to_end(&claim.owner, records)
             );
         }
     }

@@ -1,14 +1,18 @@
 //! Finds the device of an attachment: once, and again after a step has moved it or made it anew.
 
+use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
 use super::owner::Owner;
-use crate::netns::{Keeper, Life, Netns, NetnsId};
+use crate::every_netns::{self, Seen, Which};
+use crate::netns::{Life, Netns, NetnsId};
 use crate::node::Node;
 use crate::sysfs::{self, Function};
+use crate::watchdog;
 use rail_netlink::Socket;
 use rail_netlink::link::{self, Link};
 
@@ -16,6 +20,8 @@ use rail_netlink::link::{self, Link};
 /// moments later. A driver that makes its netdev anew takes as long.
 const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(10);
+/// The share of a call's time limit for a search: pods can make any number of namespaces.
+const SEARCH: u32 = 36;
 
 /// The place of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,8 +35,8 @@ pub enum Place {
     UserSpace,
     /// On the host, without a driver.
     Unbound,
-    /// It exists, and its netdev is neither in the pod nor on the host: something keeps the
-    /// namespace that has it.
+    /// It exists, and its netdev is neither in the pod nor on the host: another namespace has it, or
+    /// something keeps the pod's.
     Missing,
     /// The node does not have it any more.
     Gone,
@@ -89,25 +95,62 @@ fn outlives_its_pod(owner: &Owner) -> Result<bool> {
     if !owner.is_of_this_boot()? || owner.netns.life() == Life::Alive {
         return Ok(false);
     }
-    Ok(!keepers(owner).is_empty())
+    is_in_a_namespace(owner)
 }
 
-/// The processes that keep the device of `owner` in a namespace without a path. The kernel gives
-/// the inode number of a namespace that is gone to the next one, so each is looked into.
-fn keepers(owner: &Owner) -> Vec<Keeper> {
-    let (original, inside) = (owner.device.link.as_ref(), &owner.inside);
-    let is_ours = |link: &Link| {
-        original.is_some_and(|original| {
-            link.parent == original.parent && (link.mac == original.mac || link.mac == inside.mac)
+/// Whether a namespace other than the host's has the device, or may have it.
+pub fn is_in_a_namespace(owner: &Owner) -> Result<bool> {
+    let (sightings, seen) = search(&[owner])?;
+    Ok(seen == Seen::Part || sightings.iter().any(Option::is_some))
+}
+
+/// A device in a namespace other than the host's.
+#[derive(Clone, Debug)]
+pub struct Sighting {
+    /// The netdev there.
+    pub link: Link,
+    /// A path that leads to the namespace.
+    pub netns: PathBuf,
+}
+
+/// Searches every namespace but the host's for the devices of `owners`.
+pub fn search(owners: &[&Owner]) -> Result<(Vec<Option<Sighting>>, Seen)> {
+    let mut sightings = vec![None; owners.len()];
+    let deadline = Instant::now() + watchdog::part(SEARCH);
+    let seen = every_netns::visit(Which::Kept, deadline, |socket, netns| {
+        let is_any = |link: &Link| owners.iter().any(|owner| is_sighting(link, owner));
+        // A namespace that ends meanwhile has no device of a pod.
+        for link in link::seen(socket, is_any).unwrap_or_default() {
+            for (owner, sighting) in owners.iter().zip(&mut sightings) {
+                if sighting.is_none() && is_sighting(&link, owner) {
+                    *sighting = Some(Sighting {
+                        link: link.clone(),
+                        netns: netns.to_owned(),
+                    });
+                }
+            }
+        }
+        let is_done = sightings.iter().all(Option::is_some);
+        Ok(if is_done {
+            ControlFlow::Break(Seen::All)
+        } else {
+            ControlFlow::Continue(())
         })
+    })?;
+    Ok((sightings, seen))
+}
+
+/// Whether `link`, in a namespace of another pod, is the device of `owner`. A pod can change name
+/// and MAC before it gives its rail away; the function of the bus stays.
+fn is_sighting(link: &Link, owner: &Owner) -> bool {
+    let Some(original) = &owner.device.link else {
+        return false;
     };
-    let has_it = |keeper: &Keeper| {
-        let find = || link::seen(&mut Netns::open(&keeper.path)?.run(Socket::open)?, is_ours);
-        find().is_ok_and(|links| !links.is_empty())
-    };
-    let mut keepers = owner.netns.keepers();
-    keepers.retain(has_it);
-    keepers
+    let is_its_function = original.parent.is_some()
+        && link.parent == original.parent
+        && link.kind == original.kind
+        && !owner.device.siblings;
+    is_its_function || is_same_device(link, original, owner)
 }
 
 /// Like [`locate`], with patience for a device that is about to appear on the host.
@@ -272,23 +315,4 @@ pub fn clashing(link: &Link, host: &mut Socket) -> Result<Vec<String>> {
         }
     }
     Ok(taken)
-}
-
-/// The advice for a device that stays in a namespace without a path.
-pub fn how_to_end(owner: &Owner) -> String {
-    let keepers = keepers(owner);
-    if keepers.is_empty() {
-        return "a process keeps it open (`lsns -t net`); end it, then run `railctl reap`"
-            .to_owned();
-    }
-    let named: Vec<_> = keepers
-        .iter()
-        .map(|one| format!("{} ({})", one.id, one.name))
-        .collect();
-    let ids: Vec<_> = keepers.iter().map(|one| one.id.to_string()).collect();
-    format!(
-        "process {} keeps it open: `kill {}`, then `railctl reap`",
-        named.join(", "),
-        ids.join(" ")
-    )
 }

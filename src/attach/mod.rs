@@ -3,6 +3,7 @@
 mod add;
 mod attaching;
 pub mod attachments;
+mod away;
 mod chained;
 mod check;
 mod claim;

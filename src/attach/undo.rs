@@ -4,6 +4,7 @@
 
 use anyhow::{Result, anyhow};
 
+use super::away;
 use super::context::Cx;
 use super::ipam::PATIENCE;
 use super::locate::Place;
@@ -57,12 +58,13 @@ pub fn end(
         }
     };
     if !is_home {
+        records.write(&record, &mut claim)?;
+        let how = away::how_to_end(&record.owner, records);
         log::warn!(
-            "{} has not returned from {}",
+            "{} has not returned from {}: {how}",
             record.owner.device.id,
             record.owner.describe()
         );
-        records.write(&record, &mut claim)?;
         return Ok(Ended {
             record,
             place: cx.place,
@@ -146,7 +148,7 @@ fn take_home(record: &mut Record, cx: &mut Cx<'_>) -> Result<bool> {
         done?;
         if cx.place == Place::Missing {
             step.undone(Err(anyhow!(
-                "it has not returned from a namespace without a path"
+                "it has not returned: another namespace has it"
             )));
             return Ok(false);
         }

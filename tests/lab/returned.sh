@@ -157,6 +157,39 @@ a_vf_in_a_namespace_below_the_pods_comes_back_with_its_end() {
     same "leases and records" "" "$(state_files)"
 }
 
+# The pod has pushed its VF into another pod, which has a rail of its own, and ends. The VF answers there: its address is
+# kept, and status, doctor and reap name the other pod and the command that brings the VF home.
+a_vf_in_another_pod_keeps_its_address_and_is_found() {
+    local config vf told verb command
+    vf=$(vf 0)
+    config=$(conf 0 "$vf")
+    pod podA && pod podB && pod podX
+    add podA net1 "$config"
+    add podX net1 "$(conf 1 "$(vf 1)")"
+    ip -n podA link set net1 down netns podX name mine
+    ip -n podX link set mine mtu 68 address 02:00:00:00:00:66
+    ip -n podX addr add 172.16.0.0/31 dev mine
+    ip -n podX link set mine up
+    told=$("$bin/railctl" status) && fail "status has nothing to do"
+    grep -F "it is mine in the namespace /run/netns/podX of pod lab/podX" <<<"$told" || fail "status: $told"
+    del podA net1 "$config"
+    kill_pod podA
+    command="nsenter --net=/run/netns/podX ip link set mine netns 1"
+    for verb in status doctor reap; do
+        told=$("$bin/railctl" "$verb" || true)
+        grep -F "of pod lab/podX" <<<"$told" | grep -F "\`$command\`" || fail "$verb: $told"
+    done
+    refused "of pod lab/podX" ADD podB net1 "$config"
+    refused "172.16.0.0" ADD podB net1 "$(conf 0 "$(vf 0 1)")"
+    $command
+    "$bin/railctl" reap >/dev/null
+    add podB net1 "$config"
+    in_pod podB ping -q -c 2 -W 5 172.16.0.1 >/dev/null || fail "the next pod has no rail"
+    del podB net1 "$config"
+    del podX net1 "$(conf 1 "$(vf 1)")"
+    same "leases and records" "" "$(state_files)"
+}
+
 # sriov_numvfs is set to 0 under a pod: there is no device, and DEL must still end.
 del_ends_when_the_vf_has_vanished() {
     local config numvfs macs=() number
@@ -262,5 +295,6 @@ no_name_keeps_the_vf() {
 run_cases no_name_keeps_the_vf del_puts_right_what_two_dead_pods_left del_without_a_device_in_its_configuration_puts_right_too \
     the_next_add_puts_right_what_two_dead_pods_left reap_puts_right_what_two_dead_pods_left \
     a_late_del_leaves_the_new_owner_alone a_del_without_a_record_leaves_what_another_pod_has a_vf_in_a_namespace_below_the_pods_comes_back_with_its_end \
+    a_vf_in_another_pod_keeps_its_address_and_is_found \
     del_ends_when_the_vf_has_vanished del_ends_when_the_driver_was_unbound a_lost_record_does_not_lose_the_vf \
     a_leaf_learns_which_vf_has_the_address_now

@@ -76,11 +76,6 @@ fn kept_away(host: &Host) -> Sleeper {
     let mut config = with(rail(0), json!({ "deviceID": vf_address(0) }));
     config.as_object_mut().unwrap().remove("device");
     host.cni("ADD", "gone", &pod, &config).ok();
-    // The record of a NIC: a veth would not be waited for.
-    let file = host.records().pop().unwrap();
-    let mut record: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-    record["owner"]["device"]["link"]["kind"] = Value::Null;
-    fs::write(&file, record.to_string()).unwrap();
     let process = Sleeper::new(Some(&pod));
     fs::remove_dir(host.path("sys/devices").join(vf_address(0)).join("net/vf0")).unwrap();
     host.delete_netns(&pod);

@@ -1719,6 +1719,70 @@ fn no_pod_stays_on_its_rail_from_another_namespace() {
     }
 }
 
+/// A pod pushes its rail into the pod of another tenant, and ends. The rail answers there for its
+/// address, which nobody else gets until it has left.
+#[test]
+fn no_pod_frees_an_address_that_its_rail_has_in_another_pod() {
+    let Some(node) = Node::new("given") else {
+        return;
+    };
+    let host = &node.host;
+    let config = node.asking(json!({}));
+    let pod = host.add_netns("giver");
+    let call = |verb: &str| host.call(verb, "c1", &pod);
+    call("ADD").run(&config).ok();
+    let other = node.other.file_name().unwrap().to_str().unwrap();
+    host.ip_in(
+        &pod,
+        &format!("link set net1 down netns {other} name given"),
+    );
+    // sysfs of the fixture still has the VF on the host.
+    let device = host.path("sys/devices").join(vf_address(MINE));
+    fs::remove_dir(device.join("net/vf0")).unwrap();
+    let railctl = |verb: &str| {
+        host.call("", "", &node.next)
+            .args(&[verb])
+            .run(&Value::Null)
+    };
+    let place = format!(
+        "it is given in the namespace {} of pod default/pod",
+        node.other.display()
+    );
+    let elsewhere = railctl("status").stdout;
+    assert!(elsewhere.contains(&place), "{elsewhere}");
+
+    call("DEL").run(&config).ok();
+    host.delete_netns(&pod);
+    call("DEL").run(&config).ok();
+    let home = format!(
+        "`nsenter --net={} ip link set given netns 1`; then run `railctl reap`",
+        node.other.display()
+    );
+    for verb in ["status", "doctor", "reap"] {
+        let ran = railctl(verb);
+        let is_told = ran.stdout.contains(&place) && ran.stdout.contains(&home);
+        assert!(ran.status != 0 && is_told, "{verb}: {ran:?}");
+    }
+    let gc = with(config.clone(), json!({"cni.dev/valid-attachments": []}));
+    host.call("GC", "", &node.next)
+        .var("CNI_NETNS", "")
+        .run(&gc);
+    assert_eq!(host.leases().len(), 2, "its own, and that of the other pod");
+    let refused = host.call("ADD", "c-next", &node.next).run(&config);
+    refused.error(11);
+    assert!(refused.msg().contains(&place), "{refused:?}");
+
+    let process = Sleeper::new(None);
+    host.ip_in(
+        &node.other,
+        &format!("link set given netns {}", process.pid()),
+    );
+    fs::create_dir(device.join("net/vf0")).unwrap();
+    railctl("reap").ok();
+    assert_eq!(host.leases().len(), 1);
+    node.stands("its rail in another pod");
+}
+
 /// A pod whose namespace a process keeps open after its end, without a name.
 #[test]
 fn no_process_that_keeps_a_namespace_costs_the_next_pod_its_rail() {

@@ -167,7 +167,14 @@ fn take_home(cx: &mut Cx<'_>) -> Result<()> {
         remove_stacked(&mut cx.pod()?.socket, &link);
         move_home(&link, cx)?;
     }
-    cx.await_home()
+    cx.await_home()?;
+    let original = cx.owner.device.link.as_ref();
+    let is_virtual = original.is_some_and(Link::dies_with_namespace);
+    // The pod may have given it to another, where it lives on.
+    if is_virtual && cx.place == Place::Gone && locate::is_in_a_namespace(&cx.owner)? {
+        cx.place = Place::Missing;
+    }
+    Ok(())
 }
 
 /// Removes the links that the pod stacked on the device: a macvlan keeps its lower device even over

@@ -71,7 +71,7 @@ JSON: rails[]: rail or null; pf (name as in node.json, pciID, netdev, driver, li
 discards, pause frames, carrier_down; null without a netdev); rdmaCounted: errors, \
 repetitions and congestion of RDMA, by PCI address of PF or VF; vfs (max, enabled, attached, dead, lost, free). attachments[]: rail, \
 state, network, pod, containerID, ifname, part (whole or rdma), netns, since, device, pf, addresses[], source (host), minPlanes, mtu, \
-mac, link, rdma[], gids[] (device, port, index, address), error, tapped: null, or link, kind, netns and pod of whoever taps it, each null if unknown. pending[]: device, network, pod, containerID, ifname, since, steps[] \
+mac, link, rdma[], gids[] (device, port, index, address), error, tapped: null, or link, kind, netns and pod of whoever taps it, each null if unknown; away: null, or interface, netns and pod (or null) of a device that is missing or elsewhere. pending[]: device, network, pod, containerID, ifname, since, steps[] \
 (step, why, tries, since). lost[], without a record: device, interface, addresses[], netns. unreadable[]: damaged records. node; rdma: \
 shared, exclusive or null; emptied: the run directory was emptied, and not rebuilt; todo[]: the lines below the tables.
 Exit status: 0 nothing to do, 1 the command failed or the lines below the tables say what to do, 2 usage error."

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::rebuild::{self, Lost};
 use super::taps::Tapped;
-use rail_cni::attach::attachments::{Attachment, Attachments, Owner, State};
+use rail_cni::attach::attachments::{self, Attachment, Attachments, Away, NOT_FOUND, Owner, State};
 use rail_cni::device::is_away;
 use rail_cni::device::stacked::{self, Tap, is_tapped};
 use rail_cni::ipam::{claim, emptied, table};
@@ -93,6 +93,8 @@ pub struct Attached {
     pub rdma: Vec<String>,
     /// Who takes the frames of the rail, if another namespace does.
     pub tapped: Option<Tapped>,
+    /// Where the device is, if it is neither in the pod nor on the host.
+    pub away: Option<Away>,
 }
 
 impl Attached {
@@ -120,6 +122,17 @@ impl Attached {
     /// Whether the pod is gone, and the device has not returned.
     pub fn is_missing(&self) -> bool {
         !self.is_busy && self.state == State::Missing
+    }
+
+    /// Whether the device is neither in the pod nor on the host.
+    fn is_away(&self) -> bool {
+        !self.is_busy && matches!(self.state, State::Missing | State::Elsewhere)
+    }
+
+    /// The place of a device that has not returned from a pod that is gone, and the remedy.
+    pub fn how_to_end(&self) -> String {
+        let place = self.away.as_ref();
+        place.map_or_else(|| NOT_FOUND.to_owned(), Away::describe)
     }
 
     /// Whether only the record is left, and the device is there: the next ADD, or `reap`, restores
@@ -274,6 +287,7 @@ impl Inventory {
             pending.sort_by(|one, other| one.owner.since.cmp(&other.owner.since));
         }
         find_taps(&mut attachments)?;
+        find_away(&mut attachments)?;
         attachments.sort_by(|one, other| {
             let key = |one: &Attached| {
                 let Owner {
@@ -368,6 +382,7 @@ impl Attached {
             is_busy: false,
             rdma: Vec::new(),
             tapped: None,
+            away: None,
         };
         if attached.is_live() {
             if let Err(error) = attached.look_into_pod(node) {
@@ -418,6 +433,24 @@ fn find_taps(attachments: &mut [Attached]) -> Result<()> {
     for (number, by) in numbers.into_iter().zip(stacked::taps(&rails)?) {
         let pod = by.as_ref().and_then(|tap| pod_of(tap, attachments));
         attachments[number].tapped = Some(Tapped { by, pod });
+    }
+    Ok(())
+}
+
+/// Finds the devices that are neither in their pods nor on the host, with one search for all.
+fn find_away(attachments: &mut [Attached]) -> Result<()> {
+    let all: Vec<_> = attachments.iter().map(|one| &one.record).collect();
+    let mut lost = Vec::new();
+    let mut numbers = Vec::new();
+    for (number, attached) in attachments.iter().enumerate() {
+        if attached.is_away() {
+            lost.push(&attached.record);
+            numbers.push(number);
+        }
+    }
+    let places = attachments::find_away(&lost, &all)?;
+    for (number, place) in numbers.into_iter().zip(places) {
+        attachments[number].away = place;
     }
     Ok(())
 }

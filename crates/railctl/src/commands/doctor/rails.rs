@@ -8,7 +8,7 @@ use super::order;
 use super::{Check, Findings, Verdict, count};
 use crate::commands::inventory::{Attached, Inventory, Rail, link_state};
 use crate::commands::{left as what_is_left, rebuild};
-use rail_cni::attach::attachments::{State, has_dynamic_host_addresses};
+use rail_cni::attach::attachments::{Away, State, has_dynamic_host_addresses};
 use rail_cni::device::allowed::{refuse_addresses, refuse_what_the_host_needs};
 use rail_cni::device::userspace;
 use rail_cni::node::Node;
@@ -232,7 +232,7 @@ pub fn offer(
             let whose = owner.describe();
             let text =
                 format!("{id} has not returned from {whose}, whose network namespace is gone");
-            return refused("records", text, holder.record.how_to_end());
+            return refused("records", text, holder.how_to_end());
         }
         // The next ADD restores the device.
         Some(holder) if holder.is_left_over() => return Offer::Usable,
@@ -861,7 +861,9 @@ fn records(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
             ));
         }
         if one.state == State::Elsewhere {
-            let text = format!("{what} is neither in the pod nor on the host");
+            let place = one.away.as_ref().map(Away::place);
+            let place = place.map_or_else(String::new, |place| format!(": {place}"));
+            let text = format!("{what} is neither in the pod nor on the host{place}");
             found.add(Check::warn(
                 name,
                 text,

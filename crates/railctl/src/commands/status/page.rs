@@ -123,6 +123,7 @@ mod tests {
             addresses: vec![HOSTILE.to_owned()],
             rdma: vec![HOSTILE.to_owned()],
             tapped: None,
+            away: None,
         };
         let inventory = Inventory {
             rdma: RdmaMode::Absent,
