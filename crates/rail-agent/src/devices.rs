@@ -62,7 +62,7 @@ pub fn parse_resource(text: &str) -> Result<String, String> {
 pub struct Resources {
     pattern: String,
     railctl: PathBuf,
-    /// Time that a PF must lack its link before its devices are unhealthy.
+    /// Time that a PF must have its link again before its devices are healthy.
     patience: Duration,
     /// The link of each PF.
     links: HashMap<String, Steady>,
@@ -557,20 +557,21 @@ mod tests {
                 "{state} {link} {is_vf}"
             );
         }
-        // A link that flaps is there until it stays away.
+        // A link that flaps is away until it stays.
         let looks = [
             ("up", 1),
             ("no-carrier", 10),
             ("up", 20),
             ("no-carrier", 30),
-            ("no-carrier", 80),
-            ("no-carrier", 90),
+            ("up", 40),
+            ("up", 99),
+            ("up", 100),
         ];
         let told: Vec<_> = looks
             .iter()
             .map(|(link, second)| of("free", link, true, *second))
             .collect();
-        assert_eq!(told, [true, true, true, true, true, false]);
+        assert_eq!(told, [true, false, false, false, false, false, true]);
     }
 
     #[test]

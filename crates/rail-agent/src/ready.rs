@@ -271,32 +271,43 @@ pub enum Taint {
     Add,
 }
 
-/// Whether the rails are there or away, as far as new pods are concerned: what comes and goes is
-/// neither until it stays.
+/// Whether the rails are there or away, as far as new pods are concerned: away at once, and there
+/// when they stay.
 #[derive(Debug, Default)]
 pub struct Steady {
     verdict: Option<bool>,
+    /// The time of the verdict.
+    judged: Option<Instant>,
     /// Since when each look says something else.
     since: Option<Instant>,
 }
 
 impl Steady {
-    /// The verdict after a look at `now`; `None` before there is one. It changes when all looks
-    /// have said the same for as long as `patience`. Rails that are there at the first look, or
-    /// come before they were called away, need no time.
+    /// The verdict after a look at `now`; `None` before there is one. Rails that were there are
+    /// away at the first look that misses them; they are back when all looks have seen them for as
+    /// long as `patience`. At the beginning, rails need no time to be there, and `patience` to be
+    /// away: links take a while to come up.
     pub fn look(&mut self, is_ready: bool, now: Instant, patience: Duration) -> Option<bool> {
         if self.verdict == Some(is_ready) {
             self.since = None;
             return self.verdict;
         }
         let since = *self.since.get_or_insert(now);
-        if (self.verdict.is_none() && is_ready) || now.duration_since(since) >= patience {
+        let is_at_once = matches!((self.verdict, is_ready), (Some(true), false) | (None, true));
+        if is_at_once || now.duration_since(since) >= patience {
             *self = Steady {
                 verdict: Some(is_ready),
+                judged: Some(now),
                 since: None,
             };
         }
         self.verdict
+    }
+
+    /// Whether the rails have been away for as long as `patience`.
+    pub fn is_away_for(&self, patience: Duration, now: Instant) -> bool {
+        let judged = self.judged.filter(|_| self.verdict == Some(false));
+        judged.is_some_and(|judged| now.duration_since(judged) >= patience)
     }
 }
 
@@ -503,20 +514,19 @@ mod tests {
     /// A look each ten seconds: `+` the link is there, `-` it is away; below, the verdict: `?`
     /// none, `1` there, `0` away.
     #[test]
-    fn a_link_that_comes_and_goes_changes_the_verdict_only_when_it_stays() {
+    fn a_link_that_goes_is_away_at_once_and_back_when_it_stays() {
         for (looks, verdicts) in [
             ("+++", "111"),
-            // It goes for a minute.
-            ("+------++++++++", "111111111111111"),
-            ("+-------++++++++", "1111111000000011"),
-            // It flaps: neither half is a minute long.
-            ("+-----+-----+-----+", "1111111111111111111"),
-            ("+-------+++++-+++++-+++++++", "111111100000000000000000001"),
+            ("+-+++++++", "100000001"),
+            ("+------++++++++", "100000000000011"),
+            // It flaps: never there for a minute.
+            ("+-----+-----+-----+", "1000000000000000000"),
+            ("+-------+++++-+++++-+++++++", "100000000000000000000000001"),
             // An agent that begins: rails that come need no time, and those that are away are given
             // a minute.
             ("-----+", "?????1"),
             ("-------+", "??????00"),
-            ("--+-----+", "??1111111"),
+            ("--+-----+", "??1000000"),
         ] {
             let begun = Instant::now();
             let mut steady = Steady::default();
@@ -545,6 +555,11 @@ mod tests {
             "without patience"
         );
         assert_eq!(steady.look(true, now, Duration::ZERO), Some(true));
+        let minute = Duration::from_secs(60);
+        assert!(!steady.is_away_for(Duration::ZERO, now), "it is there");
+        steady.look(false, now, minute);
+        assert!(!steady.is_away_for(minute, now + minute / 2));
+        assert!(steady.is_away_for(minute, now + minute));
     }
 
     #[test]

@@ -71,7 +71,8 @@ pub struct RunArgs {
     /// Seconds between runs of `railctl preflight`, while no pod of the node has a rail; 0: never
     #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=604800))]
     pub(super) preflight_interval: u64,
-    /// Seconds for which the rails must fail before the taint is set, or work before it is removed
+    /// Seconds for which the rails must work before the taint is removed, or fail before a rollout
+    /// pauses
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=86400))]
     pub(super) taint_after: u64,
     /// Serve the kubelet's device plugin API: offer the devices of the rails as this resource, or

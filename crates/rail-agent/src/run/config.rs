@@ -143,9 +143,12 @@ impl Agent {
     /// Pauses the rollout for the remaining nodes if it made this one not ready.
     pub(super) async fn pause_rollout(&mut self) {
         let Some(took) = self.changed_at else { return };
+        // VFs that are made take the links away for a moment.
+        let patience = Duration::from_secs(self.args.taint_after);
         if took.elapsed() > BLAME_PERIOD {
             self.changed_at = None;
-        } else if self.closed_reason.is_some() || self.is_steady == Some(false) {
+        } else if self.closed_reason.is_some() || self.steady.is_away_for(patience, Instant::now())
+        {
             let Seen::All(maps) = self.config_map.borrow().clone() else {
                 return;
             };
