@@ -518,13 +518,19 @@ fn the_agent_writes_events_of_its_own_about_pods_and_its_node() {
                 "metadata": {"name": "e", "namespace": "ai"}, "reportingController": controller,
                 "regarding": {"kind": kind, "namespace": "ai", "name": name}})
             };
+            // As a kustomization with another namespace and a namePrefix has it.
+            let agent = "system:serviceaccount:gpu:our-rail-agent";
+            let admin = "system:serviceaccount:argocd:rail-agent";
             let request = |user: &str, old: Option<Value>, object: Value| {
-                let mut request = json!({"user": user, "groups": [], "object": object,
+                let may =
+                    BTreeMap::from([(agent, "limited rail-cni/agents/rail-agent"), (admin, "*")]);
+                let may: Vec<_> = may.get(user).into_iter().collect();
+                let mut request = json!({"user": user, "groups": [], "object": object, "may": may,
                 "extra": {"authentication.kubernetes.io/node-name": ["n1"]}});
                 old.into_iter().for_each(|old| request["old"] = old);
                 request
             };
-            let agent = "system:serviceaccount:kube-system:rail-agent";
+            let node = |name: &str| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {}});
             let mine = || event("rail-agent", "Pod", "a");
             let mut nothing = mine();
             nothing
@@ -548,6 +554,13 @@ fn the_agent_writes_events_of_its_own_about_pods_and_its_node() {
                         event("kubelet", "Pod", "a"),
                     ),
                     "",
+                ),
+                (request(admin, None, event("kubelet", "Pod", "a")), ""),
+                (request(admin, Some(node("n2")), node("n2")), ""),
+                (request(agent, Some(node("n1")), node("n1")), ""),
+                (
+                    request(agent, Some(node("n2")), node("n2")),
+                    "the Node that its pod runs on, and no other",
                 ),
                 (
                     request(agent, None, event("kubelet", "Pod", "a")),

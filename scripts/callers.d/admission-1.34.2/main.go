@@ -2,8 +2,8 @@
 //
 //	admission POLICY.yaml < REQUESTS.json
 //
-// A request is {"user": NAME, "groups": [...], "extra": {KEY: [...]}, "old": OBJECT, "object": OBJECT}; "old" makes it an
-// update. The answers are printed in the order of the requests: the texts of the policies that refuse it, in the order of
+// A request is {"user": NAME, "groups": [...], "extra": {KEY: [...]}, "may": [...], "old": OBJECT, "object": OBJECT}; "old"
+// makes it an update. "may" has the user's rights as VERB GROUP/RESOURCE/NAME, or "*". The answers are printed in the order of the requests: the texts of the policies that refuse it, in the order of
 // the file. An API server shows one of them, and which one differs from run to run: it keeps its policies in a map.
 //
 // Before that, every expression is compiled as the API server of Kubernetes 1.30, the first with such policies, and this
@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	admissionregistration "k8s.io/api/admissionregistration/v1"
 	core "k8s.io/api/core/v1"
@@ -33,7 +34,7 @@ import (
 	"k8s.io/apiserver/pkg/admission/plugin/policy/validating"
 	"k8s.io/apiserver/pkg/admission/plugin/webhook/matchconditions"
 	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/cel/environment"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/informers"
@@ -54,6 +55,7 @@ type request struct {
 	User        string                     `json:"user"`
 	Groups      []string                   `json:"groups"`
 	Extra       map[string][]string        `json:"extra"`
+	May         []string                   `json:"may"`
 	Old, Object *unstructured.Unstructured `json:",omitempty"`
 }
 
@@ -264,7 +266,7 @@ func refusalsOf(objects []runtime.Object, requests []request) ([]error, error) {
 	plugin.SetRESTMapper(meta.NewDefaultRESTMapper(nil))
 	plugin.SetDynamicClient(dynamicfake.NewSimpleDynamicClient(runtime.NewScheme()))
 	plugin.SetDrainedNotification(ctx.Done())
-	plugin.SetAuthorizer(authorizerfactory.NewAlwaysDenyAuthorizer())
+	plugin.SetAuthorizer(authorizer.AuthorizerFunc(authorize))
 	if err := plugin.ValidateInitialization(); err != nil {
 		return nil, err
 	}
@@ -285,8 +287,26 @@ func refusalsOf(objects []runtime.Object, requests []request) ([]error, error) {
 	return refusals, nil
 }
 
+// account is a user with rights.
+type account struct {
+	user.DefaultInfo
+	may []string
+}
+
+// authorize allows what the account of the request may do.
+func authorize(_ context.Context, asked authorizer.Attributes) (authorizer.Decision, string, error) {
+	right := fmt.Sprintf("%s %s/%s/%s", asked.GetVerb(), asked.GetAPIGroup(), asked.GetResource(), asked.GetName())
+	if who, ok := asked.GetUser().(*account); ok && (slices.Contains(who.may, right) || slices.Contains(who.may, "*")) {
+		return authorizer.DecisionAllow, "", nil
+	}
+	return authorizer.DecisionNoOpinion, "", nil
+}
+
 func attributes(each request) admission.Attributes {
-	who := &user.DefaultInfo{Name: each.User, Groups: append(each.Groups, user.AllAuthenticated), Extra: each.Extra}
+	who := &account{
+		DefaultInfo: user.DefaultInfo{Name: each.User, Groups: append(each.Groups, user.AllAuthenticated), Extra: each.Extra},
+		may:         each.May,
+	}
 	kind := each.Object.GroupVersionKind()
 	resource := kind.GroupVersion().WithResource(resources[kind.Kind])
 	var old runtime.Object

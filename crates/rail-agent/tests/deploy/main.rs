@@ -298,53 +298,63 @@ fn within(text: &str) -> Option<Vec<Value>> {
     kustomized(own.path().to_str().unwrap())
 }
 
-/// The policy is for whatever account the DaemonSet has, as two calls of CEL say that are evaluated
-/// here.
+/// The policies know the account by a right, which the account of the DaemonSet has under whatever
+/// name.
 #[test]
-fn the_policy_of_the_own_node_holds_in_any_namespace() {
-    const TEST: &str = "the_policy_of_the_own_node_holds_in_any_namespace";
-    let policy = "\"ValidatingAdmissionPolicy\" \"rail-agent-own-node\"";
-    let is_restricted = |objects: &BTreeMap<String, Value>, account: &str| {
-        let conditions = objects[policy]["spec"]["matchConditions"]
-            .as_array()
-            .unwrap();
-        assert_eq!(conditions.len(), 1);
-        let expression = conditions[0]["expression"].as_str().unwrap();
-        expression.split("&&").all(|call| {
-            let call = call
-                .trim()
-                .strip_prefix("request.userInfo.username.")
-                .unwrap();
-            let text = call.split('"').nth(1).unwrap();
-            match call.replace(text, "") {
-                call if call == "startsWith(\"\")" => account.starts_with(text),
-                call if call == "endsWith(\"\")" => account.ends_with(text),
-                call => panic!("{call}"),
-            }
-        })
-    };
-    let Some(moved) = within("resources: [DEPLOY]\nnamespace: gpu\n") else {
+fn the_policies_of_the_agent_hold_in_any_namespace_and_with_any_prefix() {
+    const TEST: &str = "the_policies_of_the_agent_hold_in_any_namespace_and_with_any_prefix";
+    let more = "resources: [DEPLOY]\nnamespace: gpu\nnamePrefix: our-\n";
+    let Some(moved) = within(more) else {
         return skip(TEST, "kustomize is not here");
     };
-    for (objects, namespace) in [
-        (moved, "gpu"),
-        (kustomized("deploy").unwrap(), "kube-system"),
-    ] {
-        let objects = by_name(objects);
-        let set = &objects["\"DaemonSet\" \"rail-agent\""];
-        assert_eq!(set["metadata"]["namespace"], namespace);
-        let account = set["spec"]["template"]["spec"]["serviceAccountName"]
-            .as_str()
-            .unwrap();
-        assert!(is_restricted(
-            &objects,
-            &format!("system:serviceaccount:{namespace}:{account}")
-        ));
-        assert!(!is_restricted(
-            &objects,
-            "system:serviceaccount:kube-system:node-controller"
-        ));
-        assert!(!is_restricted(&objects, "someone:rail-agent"));
+    let Some(chart) = helm(&["--namespace", "gpu", "--set", "fullnameOverride=our"]) else {
+        return skip(TEST, "helm is not here");
+    };
+    let plain = kustomized("deploy").unwrap();
+    for (objects, name) in [(moved, "rail-agent"), (chart, "our"), (plain, "rail-agent")] {
+        let of_kind = |kind: &str| {
+            let is_it = move |object: &&Value| object["kind"] == kind;
+            objects.iter().filter(is_it).collect::<Vec<_>>()
+        };
+        let [set] = of_kind("DaemonSet")[..] else {
+            panic!("{objects:?}")
+        };
+        let [binding] = of_kind("ClusterRoleBinding")[..] else {
+            panic!("{objects:?}")
+        };
+        let [role] = of_kind("ClusterRole")[..] else {
+            panic!("{objects:?}")
+        };
+        let account = &set["spec"]["template"]["spec"]["serviceAccountName"];
+        let subject = json!({"kind": "ServiceAccount", "name": account,
+            "namespace": set["metadata"]["namespace"]});
+        assert_eq!(binding["subjects"], json!([subject]));
+        assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
+        let right = json!({"apiGroups": ["rail-cni"], "resources": ["agents"],
+            "resourceNames": [name], "verbs": ["limited"]});
+        let rules = role["rules"].as_array().unwrap();
+        assert!(rules.contains(&right), "{rules:?}");
+
+        let mut names = Vec::new();
+        for policy in of_kind("ValidatingAdmissionPolicy") {
+            let Some(conditions) = policy["spec"]["matchConditions"].as_array() else {
+                continue;
+            };
+            let text = conditions[0]["expression"].as_str().unwrap();
+            let asked = r#"authorizer.group("rail-cni").resource("agents")"#;
+            let check = format!(r#"{asked}.name("{name}").check("limited").allowed()"#);
+            assert!(conditions.len() == 1 && text.contains(&check), "{text}");
+            assert!(!text.contains("endsWith"), "{text}");
+            names.push(&policy["metadata"]["name"]);
+        }
+        assert_eq!(names.len(), 3, "node, events and pause");
+        let bindings = of_kind("ValidatingAdmissionPolicyBinding");
+        let is_bound = |name: &&Value| {
+            bindings
+                .iter()
+                .any(|one| one["spec"]["policyName"] == **name)
+        };
+        assert!(names.iter().all(is_bound), "{names:?}");
     }
 }
 
@@ -700,7 +710,7 @@ fn with_another_name_no_object_of_the_chart_has_the_default_one() {
             }
             if object["kind"] == "ValidatingAdmissionPolicy" {
                 let text = object["spec"].to_string();
-                let is_its = text.contains(r#"endsWith(\":second\")"#)
+                let is_its = text.contains(r#".name(\"second\")"#)
                     || text.contains(r#""resourceNames":["second"]"#);
                 assert!(is_its && !text.contains("[\"rail-agent\"]"), "{text}");
             }
@@ -969,6 +979,7 @@ fn the_roles_are_as_small_as_what_the_agent_asks() {
         "ClusterRole /nodes[] get,list,watch,patch",
         "ClusterRole events.k8s.io/events[] create,patch",
         "ClusterRole nv-ipam.nvidia.com/cidrpools[] list,watch",
+        "ClusterRole rail-cni/agents[rail-agent] limited",
         "ClusterRole resource.k8s.io/resourceclaims[] get,list",
         "Role /configmaps[rail-cni] list,watch,patch",
         "Role apps/daemonsets[rail-agent] get",
