@@ -47,5 +47,6 @@ mod store;
 mod tenant;
 mod trace;
 mod tracer;
+mod traces;
 mod upgrade;
 mod watchdog;
