@@ -10,6 +10,7 @@ use super::locate::{Sighting, search};
 use super::owner::Owner;
 use super::records::Records;
 use crate::netns::{Keeper, NetnsId, is_same};
+use rail_netlink::link;
 
 /// The place of a device that is neither in its pod nor on the host.
 #[derive(Clone, Debug)]
@@ -121,9 +122,7 @@ impl Away {
             let ids: Vec<_> = self.keepers.iter().map(|one| one.id.to_string()).collect();
             return format!("`kill {}`, then `railctl reap`", ids.join(" "));
         }
-        // A pod chooses the name, and a shell reads the command.
-        let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
-        if !self.ifname.chars().all(is_plain) {
+        if !link::is_plain_name(&self.ifname) {
             return "end the pod of that namespace, then run `railctl reap`".to_owned();
         }
         format!(

@@ -361,6 +361,13 @@ pub fn guid(mac: &str) -> Option<u64> {
     Some(u64::from_be_bytes(bytes.get(12..)?.try_into().ok()?))
 }
 
+/// Whether a shell takes `name` as one word, and `ip` takes it as a name: tenants choose the names of
+/// links, and people copy commands from messages.
+pub fn is_plain_name(name: &str) -> bool {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    !name.starts_with('-') && name.chars().all(is_plain)
+}
+
 /// Do both addresses mean the same port? On InfiniBand the queue pair is another one in each netdev
 /// that the driver makes, and the subnet manager chooses the first half of the GID.
 pub fn is_same_mac(one: &str, other: &str) -> bool {
@@ -602,6 +609,16 @@ mod tests {
         assert!(!port.is_not_port(Some("02:00:00:00:00:01")));
         assert!(!port.is_not_port(None));
         assert!(!permanent(None).is_not_port(Some("02:00:00:00:00:02")));
+    }
+
+    #[test]
+    fn a_name_of_a_command_is_one_word_and_no_option() {
+        for good in ["net1", "ens1f0v0", "mv-0_a.5"] {
+            assert!(is_plain_name(good), "{good}");
+        }
+        for bad in ["a;reboot", "$(reboot)", "-all", "a b", "`x`", "a&", "é"] {
+            assert!(!is_plain_name(bad), "{bad}");
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use rail_cni::device::stacked::Tap;
+use rail_netlink::link::is_plain_name;
 
 /// A rail in use whose frames another namespace takes.
 #[derive(Clone, Debug, Default)]
@@ -33,14 +34,22 @@ impl Tapped {
             return "end its pod, and the pods that have NET_ADMIN without `hostUsers: false`"
                 .to_owned();
         };
-        match netns {
-            None => format!("run `ip link del {}`, and find out who made it", link.name),
-            Some(netns) => format!(
-                "end the pod of that namespace, which has NET_ADMIN without `hostUsers: false`, or run `nsenter --net={} ip link del {}`",
-                netns.display(),
-                link.name
-            ),
+        let name = &link.name;
+        let is_plain = is_plain_name(name);
+        let Some(netns) = netns else {
+            let how = if is_plain {
+                format!("run `ip link del {name}`")
+            } else {
+                "delete this link".to_owned()
+            };
+            return format!("{how}, and find out who made it");
+        };
+        let pod = "end the pod of that namespace, which has NET_ADMIN without `hostUsers: false`";
+        if !is_plain {
+            return pod.to_owned();
         }
+        let netns = netns.display();
+        format!("{pod}, or run `nsenter --net={netns} ip link del {name}`")
     }
 
     /// Its JSON.
@@ -48,5 +57,34 @@ impl Tapped {
         let by = self.by.as_ref();
         json!({"link": by.map(|tap| &tap.link.name), "kind": by.map(|tap| &tap.link.kind),
             "netns": by.and_then(|tap| tap.netns.as_ref()), "pod": self.pod})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rail_netlink::link::Index;
+    use rail_netlink::stacked::Stacked;
+
+    #[test]
+    fn no_command_has_a_name_that_a_shell_would_run() {
+        let remedy = |name: &str, netns: Option<&str>| {
+            let link = Stacked {
+                index: Index::MIN,
+                name: name.to_owned(),
+                kind: "macvlan".to_owned(),
+            };
+            let netns = netns.map(Into::into);
+            let tapped = Tapped {
+                by: Some(Tap { link, netns }),
+                pod: None,
+            };
+            tapped.remedy()
+        };
+        for netns in [None, Some("/run/netns/a")] {
+            assert!(remedy("mv0", netns).contains("ip link del mv0"));
+            let told = remedy("a;reboot", netns);
+            assert!(!told.contains("reboot") && !told.is_empty(), "{told}");
+        }
     }
 }
