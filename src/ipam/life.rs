@@ -112,7 +112,7 @@ impl Holder {
         Ok(self.device.as_deref())
     }
 
-    /// Whether a living pod has a lease for the device: it got the device after this one.
+    /// Whether another living holder has a lease for the device: it got the device after this one.
     fn is_succeeded(&self, node: &Node) -> Result<bool> {
         for (_, lease) in table::read_all(node)? {
             let Ok(Lease { holder, .. }) = lease else {
@@ -122,7 +122,8 @@ impl Holder {
                 .netns
                 .as_ref()
                 .is_some_and(|netns| netns.life() == Life::Alive);
-            if is_alive && holder.device == self.device {
+            let is_other = holder.key() != self.key();
+            if is_alive && is_other && holder.device == self.device {
                 return Ok(true);
             }
         }

@@ -1,13 +1,14 @@
 //! A pod's older sandbox gives way to its newer one: a runtime that lost the first sandbox makes
 //! another, under the same UID, without a DEL.
 
+use std::fs;
 use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Call, Host, rail, with};
+use crate::harness::{Call, Host, rail, vf_address, with};
 
 /// A pod with two sandboxes on a rail of one address, and another pod.
 struct Sandboxes {
@@ -105,6 +106,25 @@ fn the_address_of_the_older_sandbox_comes_with_its_device() {
     // To delete the pod of this name would delete the one that starts.
     assert!(msg.contains("`crictl stopp old`"), "{msg}");
     assert!(!msg.contains("delete that pod"), "{msg}");
+    pod.call("ADD", 1).run(&second).ok();
+    assert!(pod.has_rail(1) && !pod.has_rail(0));
+    assert!(pod.host.ip("link show vf0").contains("vf0"));
+}
+
+/// As above, and the lease names its device: its own entry in the table is no successor.
+#[test]
+fn an_address_of_a_vf_comes_with_the_vf() {
+    let Some(pod) = Sandboxes::new("vf") else {
+        return;
+    };
+    pod.host.make_vf(0, "mlx5_core");
+    pod.host.ip("link add second type veth peer name far");
+    let first = with(rail(0), json!({"device": null, "deviceID": vf_address(0)}));
+    pod.call("ADD", 0).run(&first).ok();
+    // The kernel shows no netdev of a VF that is away.
+    let net = format!("sys/devices/{}/net/vf0", vf_address(0));
+    fs::remove_dir(pod.host.path(&net)).unwrap();
+    let second = with(rail(0), json!({"device": "second"}));
     pod.call("ADD", 1).run(&second).ok();
     assert!(pod.has_rail(1) && !pod.has_rail(0));
     assert!(pod.host.ip("link show vf0").contains("vf0"));
