@@ -886,10 +886,25 @@ fn whatever_happens_between_calls_an_address_has_one_device() {
     if Host::new(test).is_none() || !trace::is_allowed(test) {
         return;
     }
+    let faults: [&[Event]; 2] = [
+        &[
+            Event::Add { pod: 0, network: 2 },
+            Event::Add { pod: 0, network: 0 },
+        ],
+        &[
+            Event::Add { pod: 1, network: 4 },
+            Event::NewSandbox { pod: 1 },
+            Event::Add { pod: 1, network: 3 },
+        ],
+    ];
     if let Ok(text) = std::env::var("RAIL_TRACE") {
         let events: Vec<Event> = serde_json::from_str(&text).unwrap();
         play(test, &events).unwrap();
         return;
+    }
+    // Traces that found faults.
+    for events in faults {
+        play(test, events).unwrap();
     }
     let first = number("RAIL_TRACES_SEED").unwrap_or(1);
     let minutes = number("RAIL_TRACES_MINUTES");
