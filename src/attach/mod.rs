@@ -136,15 +136,19 @@ impl Plugin for Attach {
         node.check_place(None)?;
         let ipam = Outline::of(network).ipam(&node.policy)?;
         let mut done = Vec::new();
+        let mut found_any = false;
         if let Some(records) = Records::open_existing(&node)? {
-            let (all, _) = records.all()?;
-            let ours = all
-                .iter()
-                .filter(|record| record.owner.network == network.name);
-            let lost = ours.filter(|record| !keep.contains(&record.owner.attachment()));
-            done.extend(lost.map(|record| heal::end_unless_alive(&records, record, &node)));
+            let (mut ours, _) = records.all()?;
+            ours.retain(|record| record.owner.network == network.name);
+            found_any = !ours.is_empty();
+            for record in &ours {
+                if !keep.contains(&record.owner.attachment()) {
+                    done.push(heal::end_unless_alive(&records, record, &node));
+                }
+            }
             done.push(pending::retry_due(&records, &node));
-        } else {
+        }
+        if !found_any {
             done.push(node.confirm_nothing(None));
         }
         if let Some(name) = ipam {

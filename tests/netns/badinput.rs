@@ -895,6 +895,17 @@ fn attachments_end_although_node_json_cannot_be_read() {
         };
         assert_eq!(host.snapshot(), before);
     }
+    // A default directory that an earlier call made says nothing of the one that is meant.
+    let gc = with(rail(0), json!({"cni.dev/valid-attachments": []}));
+    let msg = call("GC").var("CNI_NETNS", "").run(&gc).error(7)["msg"].to_string();
+    assert!(msg.contains("node.json"), "{msg}");
+    for args in [&["reap"][..], &["reap", "--force", "c1"]] {
+        let ran = call("").args(args).run(&Value::Null);
+        assert!(
+            ran.status == 1 && ran.stderr.contains("node.json"),
+            "{ran:?}"
+        );
+    }
     assert!(!custom.exists());
     fs::remove_dir_all("/run/rail-cni").unwrap();
 }

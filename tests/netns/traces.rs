@@ -446,14 +446,11 @@ impl World {
         let sandbox = self.current(pod);
         let call = self.call("ADD", pod, sandbox, network);
         let ran = run(&call, &self.config(network), killed_at);
-        let wanted = &NETWORKS[network];
         let was_kept = self.is_kept(pod, sandbox, network);
-        // The older sandbox gives way, also to an ADD that then fails.
-        self.kept.retain(|kept| {
-            let other = &NETWORKS[kept.network];
-            let is_wanted = other.device == wanted.device || other.address == wanted.address;
-            kept.pod != pod || kept.sandbox == sandbox || !is_wanted
-        });
+        // The older sandbox gives way, also to an ADD that then fails, and whole where no address is
+        // free.
+        self.kept
+            .retain(|kept| kept.pod != pod || kept.sandbox == sandbox);
         if answer(&ran, killed_at.is_some())? && !was_kept {
             self.kept.push(Kept {
                 pod,
@@ -719,6 +716,15 @@ impl World {
     fn end(&mut self) -> Result<(), Finding> {
         self.write_node_json();
         self.mend_record();
+        // A lease that was rebuilt has no device, and a plain file may hide its namespace: the ADD
+        // that is refused names the file.
+        if self.are_names_lost {
+            for sandbox in self.pods.iter().flatten() {
+                if sandbox.netns.metadata().is_ok_and(|file| file.len() == 0) && !sandbox.is_alive {
+                    fs::remove_file(&sandbox.netns).unwrap();
+                }
+            }
+        }
         for pod in 0..PODS {
             for sandbox in 0..self.pods[pod].len() {
                 if self.pods[pod][sandbox].is_alive {

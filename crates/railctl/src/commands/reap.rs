@@ -80,6 +80,7 @@ pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
         rebuild(args, node, &mut reaped)?;
     }
     let mut unknown = args.which.clone();
+    let mut found_any = false;
     unknown.retain(|which| reaped.not_rebuilt.iter().all(|lost| lost.id != *which));
     if let Some(attachments) = Attachments::open_existing(node)? {
         let (mut all, unreadable) = attachments.all()?;
@@ -89,6 +90,7 @@ pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
         unknown.retain(|which| {
             !unreadable.contains(which) && !all.iter().any(|record| is_called(record, which))
         });
+        found_any = !all.is_empty() || !unreadable.is_empty();
         reap_attachments(&attachments, node, args, &mut reaped)?;
         report_pending(&attachments, args, &mut reaped)?;
         for name in unreadable {
@@ -99,7 +101,8 @@ pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
                 reaped.unreadable.push(name);
             }
         }
-    } else {
+    }
+    if !found_any || !unknown.is_empty() {
         node.confirm_nothing(None)?;
     }
     for which in unknown {
