@@ -9,6 +9,7 @@ use anyhow::Result;
 use super::locate::{Sighting, search};
 use super::owner::Owner;
 use super::records::Records;
+use crate::every_netns::Which;
 use crate::netns::{Keeper, NetnsId, is_same};
 use rail_netlink::link;
 
@@ -33,7 +34,7 @@ pub fn find(lost: &[&Owner], holders: &[&Owner]) -> Result<Vec<Option<Away>>> {
     if lost.is_empty() {
         return Ok(Vec::new());
     }
-    let (sightings, _) = search(lost)?;
+    let sightings = search(lost, Which::Kept)?;
     let mut places = Vec::new();
     for (owner, sighting) in lost.iter().zip(sightings) {
         places.push(sighting.map(|sighting| Away::new(sighting, owner, holders)));

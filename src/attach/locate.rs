@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 
 use super::owner::Owner;
 use crate::every_netns::{self, Seen, Which};
-use crate::netns::{Life, Netns, NetnsId};
+use crate::netns::{Keeper, Life, Netns, NetnsId};
 use crate::node::Node;
 use crate::sysfs::{self, Function};
 use crate::watchdog;
@@ -90,18 +90,27 @@ fn no_netdev(function: Option<&Function>, otherwise: Place) -> Result<Place> {
 }
 
 /// A veth or macvlan ends with its namespace, and that may live on without the path that was
-/// recorded, kept by a process.
+/// recorded, kept by a process; or the pod has given the device to another one.
 fn outlives_its_pod(owner: &Owner) -> Result<bool> {
     if !owner.is_of_this_boot()? || owner.netns.life() == Life::Alive {
         return Ok(false);
     }
-    is_in_a_namespace(owner)
+    // The kernel gives the inode number of a namespace that is gone to the next one, so each is
+    // looked into.
+    let has_it = |keeper: &Keeper| {
+        let find = || {
+            let mut socket = Netns::open(&keeper.path)?.run(Socket::open)?;
+            link::seen(&mut socket, |link| is_sighting(link, owner))
+        };
+        find().is_ok_and(|links| !links.is_empty())
+    };
+    Ok(owner.netns.keepers().iter().any(has_it) || is_with_another_pod(owner)?)
 }
 
-/// Whether a namespace other than the host's has the device, or may have it.
-pub fn is_in_a_namespace(owner: &Owner) -> Result<bool> {
-    let (sightings, seen) = search(&[owner])?;
-    Ok(seen == Seen::Part || sightings.iter().any(Option::is_some))
+/// Whether another pod has the device.
+pub fn is_with_another_pod(owner: &Owner) -> Result<bool> {
+    let sightings = search(&[owner], Which::Mounted)?;
+    Ok(sightings.iter().any(Option::is_some))
 }
 
 /// A device in a namespace other than the host's.
@@ -113,11 +122,11 @@ pub struct Sighting {
     pub netns: PathBuf,
 }
 
-/// Searches every namespace but the host's for the devices of `owners`.
-pub fn search(owners: &[&Owner]) -> Result<(Vec<Option<Sighting>>, Seen)> {
+/// Searches namespaces other than the host's for the devices of `owners`.
+pub fn search(owners: &[&Owner], which: Which) -> Result<Vec<Option<Sighting>>> {
     let mut sightings = vec![None; owners.len()];
     let deadline = Instant::now() + watchdog::part(SEARCH);
-    let seen = every_netns::visit(Which::Kept, deadline, |socket, netns| {
+    every_netns::visit(which, deadline, |socket, netns| {
         let is_any = |link: &Link| owners.iter().any(|owner| is_sighting(link, owner));
         // A namespace that ends meanwhile has no device of a pod.
         for link in link::seen(socket, is_any).unwrap_or_default() {
@@ -137,20 +146,24 @@ pub fn search(owners: &[&Owner]) -> Result<(Vec<Option<Sighting>>, Seen)> {
             ControlFlow::Continue(())
         })
     })?;
-    Ok((sightings, seen))
+    Ok(sightings)
 }
 
-/// Whether `link`, in a namespace of another pod, is the device of `owner`. A pod can change name
-/// and MAC before it gives its rail away; the function of the bus stays.
+/// Whether `link`, in another namespace than the pod's, is the device of `owner`. A pod can change
+/// name and MAC before it gives its rail away; the function of the bus stays. A virtual device has
+/// none, and a MAC that a network sets may be that of others.
 fn is_sighting(link: &Link, owner: &Owner) -> bool {
     let Some(original) = &owner.device.link else {
         return false;
     };
-    let is_its_function = original.parent.is_some()
-        && link.parent == original.parent
-        && link.kind == original.kind
-        && !owner.device.siblings;
-    is_its_function || is_same_device(link, original, owner)
+    if link.parent != original.parent || link.kind != original.kind {
+        return false;
+    }
+    match &original.parent {
+        Some(_) if !owner.device.siblings => true,
+        Some(_) => is_same_device(link, original, owner),
+        None => link.mac == original.mac,
+    }
 }
 
 /// Like [`locate`], with patience for a device that is about to appear on the host.

@@ -171,7 +171,7 @@ fn take_home(cx: &mut Cx<'_>) -> Result<()> {
     let original = cx.owner.device.link.as_ref();
     let is_virtual = original.is_some_and(Link::dies_with_namespace);
     // The pod may have given it to another, where it lives on.
-    if is_virtual && cx.place == Place::Gone && locate::is_in_a_namespace(&cx.owner)? {
+    if is_virtual && cx.place == Place::Gone && locate::is_with_another_pod(&cx.owner)? {
         cx.place = Place::Missing;
     }
     Ok(())
