@@ -304,6 +304,11 @@ impl Steady {
         self.verdict
     }
 
+    /// The verdict of the last look.
+    pub fn verdict(&self) -> Option<bool> {
+        self.verdict
+    }
+
     /// Whether the rails have been away for as long as `patience`.
     pub fn is_away_for(&self, patience: Duration, now: Instant) -> bool {
         let judged = self.judged.filter(|_| self.verdict == Some(false));

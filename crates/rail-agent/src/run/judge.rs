@@ -66,8 +66,7 @@ impl Agent {
         // show that the cause is gone.
         if self.closed_reason.is_none() {
             let patience = Duration::from_secs(self.args.taint_after);
-            self.is_steady = self
-                .steady
+            self.steady
                 .look(condition.is_true, Instant::now(), patience);
         }
         let condition = refused

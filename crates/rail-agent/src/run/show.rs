@@ -97,12 +97,11 @@ impl Agent {
             "" => ready::Taint::Keep,
             key => {
                 let has_rails = node::had_taint(node, key) || self.has_rails;
-                let (is_closed, steady) = (self.closed_reason.is_some(), self.is_steady);
                 let grounds = Grounds {
-                    is_closed,
+                    is_closed: self.closed_reason.is_some(),
                     may_open,
                     is_ready,
-                    steady,
+                    steady: self.steady.verdict(),
                     has_rails,
                 };
                 ready::taint(node::has_taint(node, key), grounds)

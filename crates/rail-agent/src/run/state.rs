@@ -98,7 +98,6 @@ pub(super) struct Agent {
     pub(super) preflight_due: Option<Instant>,
     pub(super) claims_due: Instant,
     pub(super) steady: Steady,
-    pub(super) is_steady: Option<bool>,
     /// Whether a PF of node.json was seen.
     pub(super) has_rails: bool,
     /// The devices of the rails as resources, if they are offered.
@@ -204,7 +203,6 @@ impl Agent {
             closed_reason: None,
             claims_due: now,
             steady: Steady::default(),
-            is_steady: None,
             has_rails: false,
             resources,
             outline: Vec::new(),
