@@ -3,7 +3,8 @@
 //	admission POLICY.yaml < REQUESTS.json
 //
 // A request is {"user": NAME, "groups": [...], "extra": {KEY: [...]}, "may": [...], "old": OBJECT, "object": OBJECT}; "old"
-// makes it an update. "may" has the user's rights as VERB GROUP/RESOURCE/NAME, or "*". The answers are printed in the order of the requests: the texts of the policies that refuse it, in the order of
+// makes it an update. "may" has the user's rights as VERB GROUP/RESOURCE/NAME, or "*". The answers are printed in the
+// order of the requests: the texts of the policies that refuse it, in the order of
 // the file. An API server shows one of them, and which one differs from run to run: it keeps its policies in a map.
 //
 // Before that, every expression is compiled as the API server of Kubernetes 1.30, the first with such policies, and this
