@@ -261,7 +261,8 @@ impl Pods {
                 assert_eq!([has(0), has(1)], is_ok);
                 let [winner, loser] = if is_ok[0] { [0, 1] } else { [1, 0] };
                 let said = &outcome.ran[loser].stdout;
-                assert!(said.contains(NAMES[winner]), "whose it is: {said}");
+                let whose = format!("container {} ", NAMES[winner]);
+                assert!(said.contains(&whose), "{whose}: {said}");
             }
             AddTwice => assert_eq!((won, count), (1, 1)),
             OnePool => assert_eq!((won, count), (2, 2)),
