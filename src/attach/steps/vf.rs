@@ -339,9 +339,9 @@ impl Vf {
     }
 }
 
-/// Restores what the PF reported before ADD, whether the network or an operator changed it
-/// since. A PF or VF that is gone has none, and another card has its own. Settings that have not changed are not touched,
-/// because some drivers reset the VF at every change.
+/// Restores what the PF reported before ADD, whether the network or an operator changed it since. A
+/// PF or VF that is gone has none, and another card has its own. Settings that have not changed are
+/// not touched, because some drivers reset the VF at every change.
 pub fn restore(settings: &VfSettings, cx: &mut Cx<'_>) -> Result<()> {
     set_back(settings, cx)?;
     guid::give_back(cx)
