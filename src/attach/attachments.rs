@@ -38,7 +38,7 @@ use rail_netlink::Socket;
 use rail_netlink::link::{self, Link};
 use rail_netlink::vf::VfState;
 
-pub use super::away::{Away, NOT_FOUND};
+pub use super::away::{Away, describe as describe_away};
 pub use super::locks::DeviceLock;
 pub use super::owner::Owner;
 pub use super::state::State;

@@ -44,12 +44,19 @@ pub fn find(lost: &[&Owner], holders: &[&Owner]) -> Result<Vec<Option<Away>>> {
 
 /// The place of the device of `owner` and the remedy, for people.
 pub fn how_to_end(owner: &Owner, records: &Records) -> String {
-    match find_one(owner, records) {
-        Ok(Some(away)) => away.describe(),
-        Ok(None) => NOT_FOUND.to_owned(),
-        Err(error) => {
-            log::warn!("cannot search for {}: {error:#}", owner.device.id);
-            NOT_FOUND.to_owned()
+    let away = find_one(owner, records).unwrap_or_else(|error| {
+        log::warn!("cannot search for {}: {error:#}", owner.device.id);
+        None
+    });
+    describe(away.as_ref())
+}
+
+/// The place and the remedy, for people.
+pub fn describe(away: Option<&Away>) -> String {
+    match away {
+        Some(away) => format!("{}: {}", away.place(), away.remedy()),
+        None => {
+            "a process keeps it open (`lsns -t net`); end it, then run `railctl reap`".to_owned()
         }
     }
 }
@@ -60,10 +67,6 @@ fn find_one(owner: &Owner, records: &Records) -> Result<Option<Away>> {
     let places = find(&[owner], &holders)?;
     Ok(places.into_iter().next().flatten())
 }
-
-/// The advice for a device that was not found.
-pub const NOT_FOUND: &str =
-    "a process keeps it open (`lsns -t net`); end it, then run `railctl reap`";
 
 impl Away {
     fn new(sighting: Sighting, owner: &Owner, holders: &[&Owner]) -> Away {
@@ -89,11 +92,6 @@ impl Away {
     /// Whether only processes lead to the namespace, and nothing shows their pod.
     fn is_of_processes(&self) -> bool {
         self.pod.is_none() && self.netns.starts_with("/proc") && !self.keepers.is_empty()
-    }
-
-    /// The place and the remedy, for people.
-    pub fn describe(&self) -> String {
-        format!("{}: {}", self.place(), self.remedy())
     }
 
     /// The place, for people.

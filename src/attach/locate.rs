@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 
 use super::owner::Owner;
 use crate::every_netns::{self, Seen, Which};
-use crate::netns::{Keeper, Life, Netns, NetnsId};
+use crate::netns::{Keeper, Netns, NetnsId};
 use crate::node::Node;
 use crate::sysfs::{self, Function};
 use crate::watchdog;
@@ -69,7 +69,7 @@ pub fn locate(
         .as_ref()
         .is_some_and(Link::dies_with_namespace)
     {
-        return if outlives_its_pod(owner)? {
+        return if is_elsewhere(owner)? {
             Ok(Place::Missing)
         } else {
             no_netdev(function, Place::Gone)
@@ -89,11 +89,16 @@ fn no_netdev(function: Option<&Function>, otherwise: Place) -> Result<Place> {
     })
 }
 
-/// A veth or macvlan ends with its namespace, and that may live on without the path that was
-/// recorded, kept by a process; or the pod has given the device to another one.
-fn outlives_its_pod(owner: &Owner) -> Result<bool> {
-    if !owner.is_of_this_boot()? || owner.netns.life() == Life::Alive {
+/// Whether a veth or macvlan that is neither in its pod nor on the host is there still: it ends with
+/// its namespace, which a process may keep without the path that was recorded; or the pod has given
+/// the device to another one.
+fn is_elsewhere(owner: &Owner) -> Result<bool> {
+    if !owner.is_of_this_boot()? {
         return Ok(false);
+    }
+    let sightings = search(&[owner], Which::Mounted)?;
+    if sightings.iter().any(Option::is_some) {
+        return Ok(true);
     }
     // The kernel gives the inode number of a namespace that is gone to the next one, so each is
     // looked into.
@@ -104,13 +109,7 @@ fn outlives_its_pod(owner: &Owner) -> Result<bool> {
         };
         find().is_ok_and(|links| !links.is_empty())
     };
-    Ok(owner.netns.keepers().iter().any(has_it) || is_with_another_pod(owner)?)
-}
-
-/// Whether another pod has the device.
-pub fn is_with_another_pod(owner: &Owner) -> Result<bool> {
-    let sightings = search(&[owner], Which::Mounted)?;
-    Ok(sightings.iter().any(Option::is_some))
+    Ok(owner.netns.keepers().iter().any(has_it))
 }
 
 /// A device in a namespace other than the host's.

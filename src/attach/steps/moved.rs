@@ -167,14 +167,7 @@ fn take_home(cx: &mut Cx<'_>) -> Result<()> {
         remove_stacked(&mut cx.pod()?.socket, &link);
         move_home(&link, cx)?;
     }
-    cx.await_home()?;
-    let original = cx.owner.device.link.as_ref();
-    let is_virtual = original.is_some_and(Link::dies_with_namespace);
-    // The pod may have given it to another, where it lives on.
-    if is_virtual && cx.place == Place::Gone && locate::is_with_another_pod(&cx.owner)? {
-        cx.place = Place::Missing;
-    }
-    Ok(())
+    cx.await_home()
 }
 
 /// Removes the links that the pod stacked on the device: a macvlan keeps its lower device even over

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::rebuild::{self, Lost};
 use super::taps::Tapped;
-use rail_cni::attach::attachments::{self, Attachment, Attachments, Away, NOT_FOUND, Owner, State};
+use rail_cni::attach::attachments::{self, Attachment, Attachments, Away, Owner, State};
 use rail_cni::device::is_away;
 use rail_cni::device::stacked::{self, Tap, is_tapped};
 use rail_cni::ipam::{claim, emptied, table};
@@ -131,8 +131,16 @@ impl Attached {
 
     /// The place of a device that has not returned from a pod that is gone, and the remedy.
     pub fn how_to_end(&self) -> String {
-        let place = self.away.as_ref();
-        place.map_or_else(|| NOT_FOUND.to_owned(), Away::describe)
+        attachments::describe_away(self.away.as_ref())
+    }
+
+    /// A device that is neither in the pod nor on the host, with its place if that was found.
+    pub fn elsewhere(&self) -> String {
+        let nowhere = "neither in the pod nor on the host";
+        match &self.away {
+            Some(away) => format!("{nowhere}: {}", away.place()),
+            None => nowhere.to_owned(),
+        }
     }
 
     /// Whether only the record is left, and the device is there: the next ADD, or `reap`, restores

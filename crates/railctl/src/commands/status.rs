@@ -14,7 +14,7 @@ use super::left;
 use super::rebuild::{Lost, REMEDY};
 use super::taps::Tapped;
 use crate::output::{self, Output};
-use rail_cni::attach::attachments::{Attachment, Away, State};
+use rail_cni::attach::attachments::{Attachment, State};
 use rail_cni::node::Node;
 use rail_cni::pool::is_same_rail;
 use rail_cni::sysfs::Function;
@@ -197,15 +197,15 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
             State::Live(Some(link)) if !link.carrier => todo.push(format!("{what} has no carrier")),
             _ if one.is_busy => (),
             State::Elsewhere => {
-                let place = one.away.as_ref().map(Away::place);
-                let place = place.map_or_else(String::new, |place| format!(": {place}"));
                 todo.push(format!(
-                    "{what}: {} is neither in the pod nor on the host{place}",
-                    owner.device.id
+                    "{what}: {} is {}",
+                    owner.device.id,
+                    one.elsewhere()
                 ));
             }
             State::Missing => {
-                let (id, how) = (&owner.device.id, one.how_to_end());
+                let id = &owner.device.id;
+                let how = one.how_to_end();
                 todo.push(format!(
                     "{what}: {id} has not returned from the pod, which is gone: {how}"
                 ));

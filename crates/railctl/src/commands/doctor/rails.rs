@@ -8,7 +8,7 @@ use super::order;
 use super::{Check, Findings, Verdict, count};
 use crate::commands::inventory::{Attached, Inventory, Rail, link_state};
 use crate::commands::{left as what_is_left, rebuild};
-use rail_cni::attach::attachments::{Away, State, has_dynamic_host_addresses};
+use rail_cni::attach::attachments::{State, has_dynamic_host_addresses};
 use rail_cni::device::allowed::{refuse_addresses, refuse_what_the_host_needs};
 use rail_cni::device::userspace;
 use rail_cni::node::Node;
@@ -861,9 +861,7 @@ fn records(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
             ));
         }
         if one.state == State::Elsewhere {
-            let place = one.away.as_ref().map(Away::place);
-            let place = place.map_or_else(String::new, |place| format!(": {place}"));
-            let text = format!("{what} is neither in the pod nor on the host{place}");
+            let text = format!("{what} is {}", one.elsewhere());
             found.add(Check::warn(
                 name,
                 text,
