@@ -50,26 +50,21 @@ pub fn locate(
     pod: Option<&mut Socket>,
     host: &mut Socket,
 ) -> Result<Place> {
-    if owner.device.link.is_none() {
+    let Some(original) = &owner.device.link else {
         return Ok(match function {
             None => Place::Gone,
             Some(function) if function.driver().is_none() => Place::Unbound,
             Some(_) => Place::UserSpace,
         });
-    }
+    };
     if let Some(link) = pod.map(|pod| in_pod(owner, pod)).transpose()?.flatten() {
         return Ok(Place::Pod(link));
     }
     if let Some(link) = on_host(owner, function, node, host)? {
         return Ok(Place::Host(link));
     }
-    if owner
-        .device
-        .link
-        .as_ref()
-        .is_some_and(Link::dies_with_namespace)
-    {
-        return if is_elsewhere(owner)? {
+    if original.dies_with_namespace() {
+        return if is_elsewhere(owner, original)? {
             Ok(Place::Missing)
         } else {
             no_netdev(function, Place::Gone)
@@ -92,7 +87,7 @@ fn no_netdev(function: Option<&Function>, otherwise: Place) -> Result<Place> {
 /// Whether a veth or macvlan that is neither in its pod nor on the host is there still: it ends with
 /// its namespace, which a process may keep without the path that was recorded; or the pod has given
 /// the device to another one.
-fn is_elsewhere(owner: &Owner) -> Result<bool> {
+fn is_elsewhere(owner: &Owner, original: &Link) -> Result<bool> {
     if !owner.is_of_this_boot()? {
         return Ok(false);
     }
@@ -101,11 +96,11 @@ fn is_elsewhere(owner: &Owner) -> Result<bool> {
         return Ok(true);
     }
     // The kernel gives the inode number of a namespace that is gone to the next one, so each is
-    // looked into.
+    // looked into. In the pod's own, the device has the MAC that its network set.
     let has_it = |keeper: &Keeper| {
         let find = || {
             let mut socket = Netns::open(&keeper.path)?.run(Socket::open)?;
-            link::seen(&mut socket, |link| is_sighting(link, owner))
+            link::seen(&mut socket, |link| is_same_device(link, original, owner))
         };
         find().is_ok_and(|links| !links.is_empty())
     };
