@@ -88,6 +88,7 @@ const CRATES: [Layers; 5] = [
                 "neighbour",
                 "filter",
                 "vf",
+                "carriers",
                 "tunables",
                 "stacked",
                 "devconf",

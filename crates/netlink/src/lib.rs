@@ -11,7 +11,7 @@
 //!
 //! | module | content |
 //! | --- | --- |
-//! | [`link`] | netdevs |
+//! | [`link`], [`carriers`] | netdevs, changes of their carriers |
 //! | [`address`], [`route`], [`rule`], [`neighbour`] | IP |
 //! | [`vf`], [`stacked`], [`tunables`], [`devconf`] | settings of VFs, netdevs on others, settings of netdevs, sysctls of an interface |
 //! | [`filter`], [`dcb`] | traffic filters, priorities |
@@ -31,6 +31,7 @@
 //! ```
 
 pub mod address;
+pub mod carriers;
 pub mod dcb;
 pub mod devconf;
 pub mod devlink;

@@ -265,7 +265,7 @@ fn get(
 
 /// Reads only the attributes that are used, one by one: a malformed or unknown attribute, from an
 /// exotic driver or a later kernel, must not hide the link.
-fn parse(reply: &Message) -> Option<Link> {
+pub(crate) fn parse(reply: &Message) -> Option<Link> {
     let header = LinkHeader::parse(&reply.payload).ok()?;
     let mut link = Link {
         index: NonZeroU32::new(header.index)?,

@@ -61,7 +61,7 @@ pub struct RunArgs {
     /// Add namespace and name of each pod with a rail to the metrics
     #[arg(long)]
     pub(super) metrics_pods: bool,
-    /// Seconds between inspections of the node
+    /// Seconds between inspections of the node, besides those at a change of a PF's carrier
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(super) interval: u64,
     /// Seconds between runs of `railctl cables`, which listens to the leaves for half a minute; 0:

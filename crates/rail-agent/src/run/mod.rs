@@ -18,6 +18,7 @@
 //! | `flaps` | rails whose carrier comes and goes |
 //! | `losses` | rails that running pods lost to the host |
 //! | `taps` | rails whose frames another namespace takes |
+//! | `wake` | carriers that change between two looks |
 
 mod args;
 mod calls;
@@ -32,6 +33,7 @@ mod show;
 mod state;
 mod taps;
 mod upkeep;
+mod wake;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -160,8 +162,13 @@ impl Agent {
         self.publish().await;
     }
 
-    /// Waits for a change in the cluster that concerns this node.
+    /// Waits for a change in the cluster that concerns this node, or of a rail's carrier.
     async fn changed(&mut self) {
+        let pfs = self.shared.with(|metrics| {
+            let rails = metrics.status.iter().flat_map(|status| &status.rails);
+            let netdevs = rails.filter_map(|rail| rail.pf.netdev.clone());
+            netdevs.collect::<Vec<_>>()
+        });
         loop {
             let of_pools = async {
                 match &mut self.pools {
@@ -173,6 +180,7 @@ impl Agent {
                 done = self.config_map.changed() => done.is_ok(),
                 done = of_pools => done.is_ok(),
                 done = self.nodes.changed() => done.is_ok() && self.has_another_node(),
+                () = self.wake.of(&pfs) => true,
             };
             if done {
                 return;

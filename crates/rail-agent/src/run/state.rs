@@ -17,6 +17,7 @@ use super::carriers::Carriers;
 use super::flaps::Flaps;
 use super::losses;
 use super::taps;
+use super::wake::Wake;
 use crate::alive::Alive;
 use crate::api;
 use crate::cables::Heard;
@@ -105,6 +106,7 @@ pub(super) struct Agent {
     /// Rail state whose change runs the doctor at once.
     pub(super) outline: Vec<(String, String, u64)>,
     pub(super) carriers: Carriers,
+    pub(super) wake: Wake,
     pub(super) flaps: Flaps,
     pub(super) taps: taps::Seen,
     /// The rails that running pods had lost at the last look.
@@ -207,6 +209,7 @@ impl Agent {
             resources,
             outline: Vec::new(),
             carriers: HashMap::new(),
+            wake: Wake::begin(),
             flaps: Flaps::default(),
             taps: taps::Seen::new(),
             losses: losses::Lost::new(),

@@ -1417,6 +1417,35 @@ fn node_and_pod_are_told_of_a_rail_that_a_running_pod_lost() {
     );
 }
 
+/// The next look is an hour away.
+#[test]
+fn a_cable_that_is_cut_closes_the_node_at_once() {
+    on_a_node("run::a_cable_that_is_cut_closes_the_node_at_once", || {
+        let (api, agent) = ready(&[]);
+        agent.until("open", || taints(&api.get(NODE)) == ["other"]);
+        assert!(agent.stop());
+        let agent = Running::start(&api, &["--interval", "3600"]);
+        agent.until_looks(0);
+        // The watches begin with a look.
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        let noted = || {
+            fs::metadata("/run/rail-cni/agent.alive")
+                .unwrap()
+                .modified()
+                .unwrap()
+        };
+        let before = noted();
+        sh("ip -n leaf link set leaf0 down");
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        assert_eq!(noted(), before, "a VF is no PF");
+        sh("ip -n leaf link set cable1 down");
+        agent.until_condition(&api, "RailsReady", "False", "PfLink");
+        agent.until("the taint", || {
+            taints(&api.get(NODE)) == ["other", "rail-cni/not-ready"]
+        });
+    });
+}
+
 /// NoSchedule moves no pod that runs.
 #[test]
 fn a_rail_that_goes_keeps_new_pods_away_until_it_stays_also_under_running_pods() {

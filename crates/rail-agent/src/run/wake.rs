@@ -1,0 +1,90 @@
+//! Carriers of the host's links: a rail that loses its own is looked at without waiting for the next
+//! look.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::os::fd::AsFd as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context as _, Result};
+use rail_netlink::carriers::{Carriers, News};
+use rustix::process::{Pid, PidfdFlags};
+use rustix::thread::ThreadNameSpaceType;
+use tokio::sync::Notify;
+
+use crate::text::{error_text, log};
+
+/// The changes of carriers that were not looked at yet.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Wake {
+    seen: Arc<Mutex<Changes>>,
+    told: Arc<Notify>,
+}
+
+#[derive(Debug, Default)]
+struct Changes {
+    links: BTreeSet<String>,
+    /// Whether any link may have changed.
+    is_any: bool,
+}
+
+impl Wake {
+    /// Listens in a thread of its own, in the host's network namespace. If it cannot, or not any
+    /// more, the next look finds what has changed.
+    pub(super) fn begin() -> Wake {
+        let wake = Wake::default();
+        let theirs = wake.clone();
+        let listen = move || {
+            let Err(error) = theirs.listen();
+            log(
+                "warn",
+                &format!(
+                    "changes of carriers are found only by the next look: {}",
+                    error_text(&error)
+                ),
+            );
+        };
+        let begun = std::thread::Builder::new()
+            .name("carriers".to_owned())
+            .spawn(listen);
+        if let Err(error) = begun {
+            log(
+                "warn",
+                &format!("no thread for changes of carriers: {error}"),
+            );
+        }
+        wake
+    }
+
+    /// Waits until the carrier of one of these links has changed.
+    pub(super) async fn of(&self, links: &[String]) {
+        loop {
+            self.told.notified().await;
+            let seen = std::mem::take(&mut *self.lock());
+            if seen.is_any || links.iter().any(|link| seen.links.contains(link)) {
+                return;
+            }
+        }
+    }
+
+    fn listen(&self) -> Result<Infallible> {
+        let first = rustix::process::pidfd_open(Pid::INIT, PidfdFlags::empty())?;
+        rustix::thread::move_into_thread_name_spaces(first.as_fd(), ThreadNameSpaceType::NETWORK)
+            .context("cannot enter the network namespace of process 1")?;
+        let mut carriers = Carriers::open()?;
+        loop {
+            let news = carriers.wait()?;
+            let mut seen = self.lock();
+            match news {
+                News::Of(links) => seen.links.extend(links),
+                News::Lost => seen.is_any = true,
+            }
+            drop(seen);
+            self.told.notify_one();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Changes> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
