@@ -40,7 +40,8 @@ main() {
         cp "$root/$folder" "$work/objects.yaml"
         changes_nothing_twice "$folder"
     done
-    chart --set metricsSecret=s,monitoring.enabled=true,monitoring.dashboard=true,openshift=true,dranet=true >"$work/objects.yaml"
+    chart --set metricsSecret=s,monitoring.enabled=true,monitoring.dashboard=true,openshift=true,dranet=true \
+        --set admissionPods.action=Deny >"$work/objects.yaml"
     changes_nothing_twice "the chart with its options"
     chart --set fullnameOverride=second,uninstall=true >"$work/objects.yaml"
     changes_nothing_twice "the chart that uninstalls a second release"

@@ -100,6 +100,28 @@ fn by_name(objects: Vec<Value>) -> BTreeMap<String, Value> {
         .collect()
 }
 
+/// The policy for pods is an option; with `Deny` it is the one of conf/.
+#[test]
+fn the_chart_has_the_policy_for_pods() {
+    const TEST: &str = "the_chart_has_the_policy_for_pods";
+    let Some(chart) = helm(&["--set", "admissionPods.action=Deny"]) else {
+        return skip(TEST, "helm is not here");
+    };
+    let without = by_name(helm(&[]).unwrap());
+    let mut added = by_name(chart);
+    added.retain(|name, _| !without.contains_key(name));
+    let added = json!(added).to_string();
+    let named = added.replace("rail-agent-pods", "rail-cni-pods");
+    let of_conf = by_name(documents(&read("conf/admission-pods.yaml")));
+    assert_eq!(named, json!(of_conf).to_string());
+    let values = "admissionPods.action=Warn,admissionPods.exempt={ours}";
+    let warns = by_name(helm(&["--set", values]).unwrap());
+    let binding = &warns["\"ValidatingAdmissionPolicyBinding\" \"rail-agent-pods\""]["spec"];
+    assert_eq!(binding["validationActions"], json!(["Warn", "Audit"]));
+    let selector = &binding["matchResources"]["namespaceSelector"]["matchExpressions"][0];
+    assert_eq!(selector["values"], json!(["ours"]));
+}
+
 fn manifests() -> Vec<Value> {
     let files = [
         "config",
@@ -219,7 +241,7 @@ fn what_is_rendered_is_what_two_versions_of_kubernetes_know() {
     }
     let options = [
         "--set",
-        "metricsSecret=s,monitoring.dashboard=true,openshift=true,dranet=true",
+        "metricsSecret=s,monitoring.dashboard=true,openshift=true,dranet=true,admissionPods.action=Warn",
     ];
     match (
         helm(&options),
@@ -555,7 +577,9 @@ fn every_value_of_the_chart_is_described() {
 }
 
 /// Each value with another one than the default, and what shows it.
-const CHANGES: [(&str, &str, &str); 32] = [
+const CHANGES: [(&str, &str, &str); 34] = [
+    ("admissionPods.action", r#""Deny""#, r#""rail-agent-pods""#),
+    ("admissionPods.exempt", r#"["ours"]"#, r#"["ours"]"#),
     ("affinity", "null", ""),
     ("args", r#"["--claim-interval=7"]"#, "--claim-interval=7"),
     (
@@ -668,6 +692,7 @@ fn every_value_of_the_chart_does_something() {
     for (key, value, shown) in CHANGES {
         // Values of optional objects are tried with these objects.
         let with: &[&str] = match key {
+            "admissionPods.exempt" => &["--set", "admissionPods.action=Deny"],
             "monitoring.enabled" => &["--set", "metricsSecret=s"],
             key if key.starts_with("monitoring.") => {
                 &["--set", "metricsSecret=s,monitoring.enabled=true"]
@@ -691,7 +716,7 @@ fn with_another_name_no_object_of_the_chart_has_the_default_one() {
     const TEST: &str = "with_another_name_no_object_of_the_chart_has_the_default_one";
     let second = [
         "--set",
-        "fullnameOverride=second,openshift=true,dranet=true",
+        "fullnameOverride=second,openshift=true,dranet=true,admissionPods.action=Deny",
     ];
     for more in [&[][..], &["--set", "uninstall=true"]] {
         let Some(objects) = helm(&[&second[..], more].concat()) else {
@@ -708,7 +733,9 @@ fn with_another_name_no_object_of_the_chart_has_the_default_one() {
                     assert_eq!(rule["resourceNames"], json!(["second"]));
                 }
             }
-            if object["kind"] == "ValidatingAdmissionPolicy" {
+            // The policy for pods is about nobody's rights.
+            let is_about_pods = object["metadata"]["name"] == "second-pods";
+            if object["kind"] == "ValidatingAdmissionPolicy" && !is_about_pods {
                 let text = object["spec"].to_string();
                 let is_its = text.contains(r#".name(\"second\")"#)
                     || text.contains(r#""resourceNames":["second"]"#);
@@ -795,6 +822,7 @@ fn values_that_nobody_reads_or_of_another_type_are_refused() {
         (["--set", "monitoring.enabled=true"], "metricsSecret"),
         (["--set", "monitoring.enable=true"], "enable"),
         (["--set", r"config.node\.jsn=x"], "node.jsn"),
+        (["--set", "admissionPods.action=deny"], "action"),
         (
             ["--set-json", r#"affinity={"nodeAffinty":{}}"#],
             "nodeAffinty",
