@@ -9,7 +9,7 @@ use std::io::Write as _;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 
@@ -352,16 +352,12 @@ impl Running {
         }
     }
 
-    /// Waits until it has looked at the node so many times more, which it notes in a file.
+    /// Waits until it has looked at the node so many times more.
     #[track_caller]
     pub fn until_looks(&self, count: usize) {
-        let noted = || {
-            let file = fs::metadata("/run/rail-cni/agent.alive").and_then(|file| file.modified());
-            file.unwrap_or(std::time::UNIX_EPOCH)
-        };
-        let (mut last, mut seen) = (noted(), 0);
+        let (mut last, mut seen) = (last_look(), 0);
         self.until(&format!("{count} looks"), || {
-            let now = noted();
+            let now = last_look();
             seen += usize::from(now != last);
             last = now;
             seen > count
@@ -415,6 +411,12 @@ impl Drop for Running {
         let _ = self.child.get_mut().kill();
         let _ = self.child.get_mut().wait();
     }
+}
+
+/// The time of the agent's last look at the node, which it notes in a file.
+pub fn last_look() -> SystemTime {
+    let file = fs::metadata("/run/rail-cni/agent.alive").and_then(|file| file.modified());
+    file.unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 pub fn condition(api: &Api, kind: &str) -> Value {

@@ -13,7 +13,7 @@ use crate::api::Api;
 use crate::node::{
     CONFIG_MAP, DAEMON_SET, NAME, NODE, POOLS, Running, agent as agent_command, allocation, call,
     call_behind_macvlan, call_with_mtu, cluster, condition, config_map, end_pod, in_container,
-    install, node_json, on_a_node, pool, ready, served, sh, start_pod, text_of,
+    install, last_look, node_json, on_a_node, pool, ready, served, sh, start_pod, text_of,
 };
 
 fn taints(node: &Value) -> Vec<&str> {
@@ -158,17 +158,11 @@ fn what_others_change_of_the_node_acts_at_once() {
             with(&mut node);
             api.put(NODE, node);
         };
-        let noted = || {
-            fs::metadata("/run/rail-cni/agent.alive")
-                .unwrap()
-                .modified()
-                .unwrap()
-        };
-        let before = noted();
+        let before = last_look();
         change(&|node| node["status"]["images"] = json!([{"sizeBytes": 1}]));
         std::thread::sleep(std::time::Duration::from_secs(3));
         assert_eq!(
-            noted(),
+            last_look(),
             before,
             "the kubelet writes the status all the time"
         );
@@ -1428,16 +1422,10 @@ fn a_cable_that_is_cut_closes_the_node_at_once() {
         agent.until_looks(0);
         // The watches begin with a look.
         std::thread::sleep(std::time::Duration::from_secs(3));
-        let noted = || {
-            fs::metadata("/run/rail-cni/agent.alive")
-                .unwrap()
-                .modified()
-                .unwrap()
-        };
-        let before = noted();
+        let before = last_look();
         sh("ip -n leaf link set leaf0 down");
         std::thread::sleep(std::time::Duration::from_secs(3));
-        assert_eq!(noted(), before, "a VF is no PF");
+        assert_eq!(last_look(), before, "a VF is no PF");
         sh("ip -n leaf link set cable1 down");
         agent.until_condition(&api, "RailsReady", "False", "PfLink");
         agent.until("the taint", || {
