@@ -272,8 +272,18 @@ impl Network<'_> {
         cables.filter_map(|cable| cable.mtu).min().unwrap_or(MTU)
     }
 
+    /// Whether ADD can ask the leaf port of each node for its address. Where a rail has planes, one may
+    /// be dead while the others work.
+    fn has_gateways(&self) -> bool {
+        self.pools.iter().all(|pool| {
+            let rows = &pool.spec.static_allocations;
+            let is_in_each_row = rows.iter().all(|row| !row.gateway.is_empty());
+            pool.plane.is_none() && (is_in_each_row || pool.spec.gateway_index.is_some())
+        })
+    }
+
     /// The keys of the plugin, each as a line.
-    fn plugin(&self) -> Result<Vec<String>> {
+    fn plugin(&self, form: Form) -> Result<Vec<String>> {
         let name = self.name;
         let rail = self
             .pools
@@ -291,6 +301,10 @@ impl Network<'_> {
             plugin.push(format!("\"rail\": {rail}"));
         }
         plugin.push(format!("\"mtu\": {}", self.mtu()));
+        // The driver that reads the other form has two seconds for all rails of a pod.
+        if form == Form::List && self.has_gateways() {
+            plugin.push("\"gatewayProbe\": \"require\"".to_owned());
+        }
         plugin.push(CAPABILITIES.to_owned());
         let names: Vec<_> = self.pools.iter().map(|pool| pool.name.as_str()).collect();
         plugin.push(match self.is_one {
@@ -305,7 +319,7 @@ impl Network<'_> {
 
     fn text(&self, form: Form, namespace: Option<&str>) -> Result<String> {
         let Network { name, resource, .. } = self;
-        let plugin = self.plugin()?;
+        let plugin = self.plugin(form)?;
         let lines = |indent: &str| plugin.join(&format!(",\n{indent}"));
         let config = match form {
             Form::List => format!(
