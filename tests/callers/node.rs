@@ -318,10 +318,7 @@ impl Node {
             node.addresses.push((text("prefix"), text("gateway")));
             add_pf(rail);
             add_vf(rail, 0);
-            ip(&format!(
-                "-n leaf addr add {}/31 dev leaf{rail}",
-                text("gateway")
-            ));
+            node.add_gateway(rail);
         }
         node.before = node.state();
         node
@@ -369,7 +366,14 @@ impl Node {
                 std::thread::sleep(Duration::from_millis(20));
             }
             add_netdev(rail, 0);
+            self.add_gateway(rail);
         }
+    }
+
+    /// Gives the leaf port of a rail its address.
+    fn add_gateway(&self, rail: u8) {
+        let (_, gateway) = &self.addresses[usize::from(rail)];
+        ip(&format!("-n leaf addr add {gateway}/31 dev leaf{rail}"));
     }
 
     /// Writes node.json: conf/node.json with the keys of this machine, and what `change` makes of
