@@ -103,8 +103,8 @@ impl Text {
 }
 
 /// The files with one of these extensions in a directory and below, in the order of their names.
-/// Hidden directories (.git, the versions of a mounted ConfigMap) and links to directories are left
-/// out.
+/// Links to directories are left out, and hidden entries: .git, the versions of a mounted ConfigMap,
+/// the locks of an editor.
 pub fn files_below(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, Fault> {
     let unreadable = |error: io::Error| {
         Fault::whole(error.to_string()).at(Place::file(directory.display().to_string()))
@@ -118,11 +118,12 @@ pub fn files_below(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>
     for entry in entries {
         let path = entry.path();
         let is_hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+        if is_hidden {
+            continue;
+        }
         if entry.file_type().map_err(unreadable)?.is_dir() {
-            if !is_hidden {
-                files.extend(files_below(&path, extensions)?);
-            }
-        } else if has_extension(&path, extensions) {
+            files.extend(files_below(&path, extensions)?);
+        } else if has_extension(&path, extensions) && !path.is_dir() {
             files.push(path);
         }
     }

@@ -1664,6 +1664,9 @@ fn a_directory_is_read_with_all_below() {
     std::fs::write(top.join("rails/settings.conf"), "{\"datastore\": \"x\"}").unwrap();
     std::fs::write(top.join("pod.yaml"), "kind: ConfigMap\n").unwrap();
     std::os::unix::fs::symlink(top, top.join("rails/loop")).unwrap();
+    std::os::unix::fs::symlink(top, top.join("rails/loop.yaml")).unwrap();
+    // As an editor leaves it beside a file that it has open.
+    std::os::unix::fs::symlink("nobody@host", top.join("rails/.#rail-0.conf")).unwrap();
     let lint = Lint::of(&[top.display().to_string()], Node::default());
     assert_eq!((lint.networks, lint.count(Severity::Error)), (1, 1));
     for finding in &lint.findings {
