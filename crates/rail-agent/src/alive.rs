@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -69,29 +70,26 @@ impl Alive {
 /// `rail-agent health`.
 pub fn health(args: &HealthArgs) -> Result<ExitCode> {
     let host = Host::open()?;
-    // An agent that cannot use the run directory of node.json is in the usual one.
-    let named = Paths::of(&host)
+    // An agent that cannot use the run directory of node.json uses the default one.
+    let configured_run_dir = Paths::of(&host)
         .map(|paths| paths.run_dir)
         .unwrap_or_default();
-    let mut looked = None;
-    for path in [named, Node::default().run_dir] {
-        let text = host
-            .read(&path.join(NAME))
-            .unwrap_or_default()
-            .unwrap_or_default();
-        let mut words = text.split_whitespace();
-        let seconds = words
-            .next()
-            .and_then(|seconds| seconds.parse().ok())
-            .map(Duration::from_secs);
-        looked = looked.max(seconds.map(|seconds| (seconds, words.next() == Some(READY))));
+    let run_dirs = [configured_run_dir, Node::default().run_dir];
+    let looks = run_dirs.map(|run_dir| read_look(&host, &run_dir));
+    let now = since_boot()?;
+    let mut latest = None;
+    for (look, is_ready) in looks.into_iter().flatten() {
+        // A run directory on a disk may have the file of an earlier boot.
+        if look <= now {
+            latest = latest.max(Some((look, is_ready)));
+        }
     }
-    let Some((looked, is_ready)) = looked else {
+    let Some((look, is_ready)) = latest else {
         bail!(
             "no agent has run on this node since it was started: {NAME} is not in the run directory"
         );
     };
-    let silent = since_boot()?.saturating_sub(looked);
+    let silent = now.saturating_sub(look);
     if silent > SILENT {
         bail!("the agent has hung for {} s", silent.as_secs());
     }
@@ -102,6 +100,16 @@ pub fn health(args: &HealthArgs) -> Result<ExitCode> {
         );
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The last look that an agent noted in this run directory: the time since boot, and whether it
+/// served the node.
+fn read_look(host: &Host, run_dir: &Path) -> Option<(Duration, bool)> {
+    let text = host.read(&run_dir.join(NAME)).ok().flatten()?;
+    let mut words = text.split_whitespace();
+    let seconds = words.next()?.parse().ok()?;
+    let is_ready = words.next() == Some(READY);
+    Some((Duration::from_secs(seconds), is_ready))
 }
 
 /// The time since boot: a clock that cannot be set.

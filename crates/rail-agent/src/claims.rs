@@ -125,14 +125,16 @@ fn end_of(found: Option<&DynamicObject>, claim: &Claim, node: &str) -> Result<Op
     let Some(results) = status["allocation"]["devices"]["results"].as_array() else {
         return Ok(Some("it no longer has a device".to_owned()));
     };
-    let is_ours = |result: &Value| result["pool"] == node && result["device"] == claim.device;
-    Ok(if !results.iter().any(is_ours) {
-        Some("it has another device now".to_owned())
-    } else if status["reservedFor"].as_array().is_none_or(Vec::is_empty) {
-        Some("no pod has it".to_owned())
-    } else {
-        None
-    })
+    let has_device = results
+        .iter()
+        .any(|result: &Value| result["pool"] == node && result["device"] == claim.device);
+    if !has_device {
+        return Ok(Some("it has another device now".to_owned()));
+    }
+    if status["reservedFor"].as_array().is_none_or(Vec::is_empty) {
+        return Ok(Some("no pod has it".to_owned()));
+    }
+    Ok(None)
 }
 
 #[cfg(test)]

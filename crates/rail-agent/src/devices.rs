@@ -336,16 +336,23 @@ fn preferred(listing: &Listing, choice: &Choice) -> Vec<String> {
     let required = find_all(listing, &choice.must_include);
     let free = find_all(listing, &choice.available);
     let numa_nodes: BTreeSet<Option<u32>> = free.iter().map(|device| device.numa_node).collect();
-    let sets = numa_nodes
+    // One candidate for each NUMA node to begin with.
+    let mut candidates = Vec::new();
+    for first_node in numa_nodes {
+        candidates.push(fill(required.clone(), &free, size, first_node));
+    }
+    let best = candidates
         .into_iter()
-        .map(|first_node| fill(required.clone(), &free, size, first_node));
-    let rank = |set: &Vec<&Listed>| {
-        let rails: BTreeSet<u8> = set.iter().map(|device| device.rail).collect();
-        let numa_nodes: BTreeSet<Option<u32>> = set.iter().map(|device| device.numa_node).collect();
-        (Reverse(rails.len()), numa_nodes.len())
-    };
-    let best = sets.min_by_key(rank).unwrap_or(required);
+        .min_by_key(|devices| rank(devices))
+        .unwrap_or(required);
     best.iter().map(|device| device.device.clone()).collect()
+}
+
+/// The rank of a set of devices, the best first: most rails, then fewest NUMA nodes.
+fn rank(devices: &[&Listed]) -> (Reverse<usize>, usize) {
+    let rails: BTreeSet<u8> = devices.iter().map(|device| device.rail).collect();
+    let numa_nodes: BTreeSet<Option<u32>> = devices.iter().map(|device| device.numa_node).collect();
+    (Reverse(rails.len()), numa_nodes.len())
 }
 
 /// The listed devices among `ids`.

@@ -34,7 +34,7 @@ const LONGEST: Duration = Duration::from_secs(10);
 /// The most bytes of a request.
 const REQUEST: usize = 8 << 10;
 /// Interval of the tries to bind an address that another program has.
-const AGAIN: Duration = Duration::from_secs(10);
+const BIND_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The metrics, which tasks share.
 #[derive(Clone, Debug, Default)]
@@ -89,9 +89,8 @@ impl Secret {
     }
 }
 
-/// Serves at the address until the process ends. Fails if others than the processes of this node
-/// could read it without a secret. An address that another program has is asked for again: it is no
-/// reason to end.
+/// Serves at the address until the process ends, and retries while the address cannot be bound. Fails
+/// if more than the processes of this node could read the metrics without a secret.
 pub fn serve(address: SocketAddr, secret: Option<&Path>, shared: Shared) -> Result<()> {
     let access = match secret {
         Some(dir) => {
@@ -105,22 +104,27 @@ pub fn serve(address: SocketAddr, secret: Option<&Path>, shared: Shared) -> Resu
         ),
     };
     tokio::spawn(async move {
-        let mut is_told = false;
-        let listener = loop {
-            match TcpListener::bind(address).await {
-                Ok(listener) => break listener,
-                Err(error) if !is_told => log(
-                    "warn",
-                    &format!("cannot listen at {address}, so there are no metrics: {error}"),
-                ),
-                Err(_) => (),
-            }
-            is_told = true;
-            tokio::time::sleep(AGAIN).await;
-        };
+        let listener = bind(address).await;
         accept(listener, &access, &shared).await;
     });
     Ok(())
+}
+
+/// Binds the address as soon as that is possible, and logs the first failure.
+async fn bind(address: SocketAddr) -> TcpListener {
+    let mut is_logged = false;
+    loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => return listener,
+            Err(error) if !is_logged => log(
+                "warn",
+                &format!("cannot listen at {address}, so there are no metrics: {error}"),
+            ),
+            Err(_) => (),
+        }
+        is_logged = true;
+        tokio::time::sleep(BIND_RETRY_INTERVAL).await;
+    }
 }
 
 async fn accept(listener: TcpListener, access: &Access, shared: &Shared) {

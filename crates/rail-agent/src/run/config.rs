@@ -142,33 +142,44 @@ impl Agent {
 
     /// Pauses the rollout for the remaining nodes if it made this one not ready.
     pub(super) async fn pause_rollout(&mut self) {
-        let Some(took) = self.changed_at else { return };
-        // VFs that are made take the links away for a moment.
+        let Some(changed_at) = self.changed_at else {
+            return;
+        };
+        if changed_at.elapsed() > BLAME_PERIOD {
+            self.forget_rollout();
+            return;
+        }
+        // New VFs take the links down for a moment.
         let patience = Duration::from_secs(self.args.taint_after);
-        if took.elapsed() > BLAME_PERIOD {
-            self.changed_at = None;
-        } else if self.closed_reason.is_some() || self.steady.is_away_for(patience, Instant::now())
-        {
-            let Seen::All(maps) = self.config_map.borrow().clone() else {
-                return;
-            };
-            let Some(map) = maps.into_values().next().filter(rollout::can_pause) else {
-                self.changed_at = None;
-                return;
-            };
-            let done = rollout::pause(&self.client, &map, &self.args.node).await;
-            if done.is_ok() {
-                self.changed_at = None;
+        let is_away = self.steady.is_away_for(patience, Instant::now());
+        if self.closed_reason.is_none() && !is_away {
+            return;
+        }
+        let Seen::All(maps) = self.config_map.borrow().clone() else {
+            return;
+        };
+        let Some(map) = maps.into_values().next().filter(rollout::can_pause) else {
+            self.forget_rollout();
+            return;
+        };
+        match rollout::pause(&self.client, &map, &self.args.node).await {
+            Ok(()) => {
+                self.forget_rollout();
                 self.report_on_node(
                     "RolloutPaused",
                     &format!("not ready since this node took it: {}", self.ready.message),
                 );
             }
-            self.log_change(
+            Err(error) => self.log_change(
                 "rollout",
-                done.err()
-                    .map(|error| format!("the rollout goes on: {}", error_text(&error))),
-            );
+                Some(format!("the rollout goes on: {}", error_text(&error))),
+            ),
         }
+    }
+
+    /// The rollout has no part in what comes from now on. The next one's fault is logged again.
+    fn forget_rollout(&mut self) {
+        self.changed_at = None;
+        self.logged.remove("rollout");
     }
 }
