@@ -185,6 +185,7 @@ fn absent_device(records: &Records, claimant: &Claimant, host: &mut Socket) -> R
 }
 
 /// Fails if the namespace of this attachment is gone, and its device has still not come back.
+/// Reads the record again: the attempt to end the attachment may have changed or removed it.
 fn refuse_missing(records: &Records, claim: &Record) -> Result<()> {
     let id = &claim.owner.device.id;
     for record in records.named(id)? {

@@ -318,10 +318,10 @@ pub fn settle(
     left_on(records, id, part, next, node)
 }
 
-/// The earliest attachment of which something is left on the device: its record has the original
-/// state. Whoever takes the device takes that over, and says so with [`inherited`] once it is on
-/// record. Fails if something is left that keeps tenants apart, and that the network (`next`) does
-/// not set itself. The caller holds the lock of the device.
+/// The earliest attachment with steps still to be undone on the device: its record has the original
+/// state. The next attachment inherits that state, and calls [`inherited`] once it is on record.
+/// Fails if a remaining step keeps tenants apart and the network (`next`) does not set it itself.
+/// The caller holds the lock of the device.
 pub fn left_on(
     records: &Records,
     id: &str,
@@ -334,13 +334,14 @@ pub fn left_on(
         if !is_for(part, &pending) || !pending.record.is_left_of_device() {
             continue;
         }
-        refuse_unless_apart(&pending.record, next, node, &mut Socket::open()?)?;
-        let since = &pending.record.owner.since;
-        if earliest
-            .as_ref()
-            .is_none_or(|record| record.owner.since > *since)
-        {
-            earliest = Some(pending.record);
+        let record = pending.record;
+        refuse_unless_apart(&record, next, node, &mut Socket::open()?)?;
+        let is_earlier = match &earliest {
+            Some(other) => record.owner.since < other.owner.since,
+            None => true,
+        };
+        if is_earlier {
+            earliest = Some(record);
         }
     }
     Ok(earliest)

@@ -187,14 +187,15 @@ struct Choice {
 
 /// The leases that the holder of an ADD has already.
 struct Own {
-    /// Of an earlier sandbox.
+    /// Dead, or of an earlier sandbox: the new leases replace these.
     dead: Vec<Dead>,
     /// Of a claim that is prepared again.
     kept: Vec<Lease>,
 }
 
 impl Table {
-    /// The leases of the holder itself. Fails if it may not have another.
+    /// The leases that the holder has already. Fails if one of them is of this same sandbox, and not
+    /// of a claim: then a DEL is missing.
     fn own_leases(&self, entries: Vec<Entry>, holder: &Holder, node: &Node) -> Result<Own> {
         let mut own = Own {
             dead: Vec::new(),

@@ -334,28 +334,27 @@ pub fn requested(network: &Network) -> Result<Vec<(IpAddr, Option<u8>)>> {
         let Value::Array(list) = value else {
             return wrong(&path, "is not a list of addresses");
         };
-        let texts = list.iter().map(|value| {
-            value
-                .as_str()
-                .ok_or_else(|| Fault::new(&path, format!("{value} is not a string")))
-        });
-        let texts = texts.collect::<Result<Vec<_>, _>>()?;
-        if !texts.is_empty() {
-            return texts
-                .into_iter()
-                .map(|text| parse_address(&path, text))
-                .collect();
+        let mut addresses = Vec::new();
+        for value in list {
+            let Some(text) = value.as_str() else {
+                return wrong(&path, format!("{value} is not a string"));
+            };
+            addresses.push(parse_address(&path, text)?);
+        }
+        if !addresses.is_empty() {
+            return Ok(addresses);
         }
     }
-    // Thin Multus passes a list with commas.
+    // Thin Multus passes several addresses with commas between them.
     let list = network.args.get("IP").unwrap_or_default();
-    let texts = list
-        .split(',')
-        .map(str::trim)
-        .filter(|text| !text.is_empty());
-    texts
-        .map(|text| parse_address("CNI_ARGS IP", text))
-        .collect()
+    let mut addresses = Vec::new();
+    for text in list.split(',') {
+        let text = text.trim();
+        if !text.is_empty() {
+            addresses.push(parse_address("CNI_ARGS IP", text)?);
+        }
+    }
+    Ok(addresses)
 }
 
 /// Parses an address with or without the length of its prefix.

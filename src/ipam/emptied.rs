@@ -41,17 +41,17 @@ pub fn begin(node: &Node) -> Result<Dir> {
     Ok(leases)
 }
 
-/// Fails if the run directory was emptied or exchanged.
+/// Fails if the run directory was emptied, or exchanged in node.json, while pods had leases in it.
 pub fn refuse(node: &Node) -> Result<()> {
-    let Some(lost) = lost_leases(node)? else {
+    let Some(lost_run_dir) = lost_leases(node)? else {
         return Ok(());
     };
-    let leases = lost.join(FOLDER);
-    let leases = leases.display();
-    let what = if lost == node.run_dir {
-        format!("{leases} was emptied while pods were running")
+    let folder = lost_run_dir.join(FOLDER);
+    let shown = folder.display();
+    let what = if lost_run_dir == node.run_dir {
+        format!("{shown} was emptied while pods were running")
     } else {
-        format!("pods have leases in {leases}, and node.json has another runDir by now")
+        format!("pods have leases in {shown}, and node.json has another runDir by now")
     };
     fail!(
         TryAgain,

@@ -41,9 +41,9 @@ impl<'n> Ipam<'n> {
         Ipam { caller: Some(node) }
     }
 
-    /// The node. A process of its own reads it, starts the log, and gives up what no call of
-    /// rail-ipam does.
-    fn started(
+    /// Starts a call, and returns the node: the caller's, or the one that `load` reads. A process of
+    /// its own also starts the log, and gives up the system calls that rail-ipam never makes.
+    fn start(
         &self,
         load: impl FnOnce() -> Result<Node>,
         network: &Network,
@@ -77,7 +77,7 @@ impl Plugin for Ipam<'_> {
     const CALLS_OTHERS: bool = false;
 
     fn add(&self, network: &Network, attachment: &Attachment, netns: &Path) -> Result<AddResult> {
-        let node = self.started(Node::load, network)?;
+        let node = self.start(Node::load, network)?;
         node.check_place(Some(netns))?;
         let config = self.parse(network)?;
         let node_name = node_name(&node)?;
@@ -122,7 +122,7 @@ impl Plugin for Ipam<'_> {
     /// there is no lease, the run directory must be the host's: success elsewhere would leave the
     /// lease without an owner.
     fn del(&self, network: &Network, attachment: &Attachment, netns: Option<&Path>) -> Result<()> {
-        let node = self.started(|| Ok(Node::load_lenient()), network)?;
+        let node = self.start(|| Ok(Node::load_lenient()), network)?;
         let mut held_any = assign::release(&node, &network.name, attachment)?;
         if let Some(netns) = netns.filter(|_| !held_any) {
             held_any = assign::release_rebuilt(&node, netns, &attachment.ifname)?;
@@ -141,7 +141,7 @@ impl Plugin for Ipam<'_> {
         netns: &Path,
         previous: &AddResult,
     ) -> Result<()> {
-        let node = self.started(Node::load, network)?;
+        let node = self.start(Node::load, network)?;
         node.check_place(Some(netns))?;
         let config = self.parse(network)?;
         let node_name = node_name(&node)?;
@@ -164,13 +164,13 @@ impl Plugin for Ipam<'_> {
 
     /// Takes no lock and writes nothing: runtimes call STATUS every few seconds.
     fn status(&self, network: &Network) -> Result<()> {
-        let node = self.started(Node::load, network)?;
+        let node = self.start(Node::load, network)?;
         let config = self.parse(network)?;
         serves(&node, &config).map_err(|error| failure!(NotAvailable, "{error:#}"))
     }
 
     fn gc(&self, network: &Network, keep: &[Attachment]) -> Result<()> {
-        let node = self.started(|| Ok(Node::load_lenient()), network)?;
+        let node = self.start(|| Ok(Node::load_lenient()), network)?;
         if node.existing_run(names::FOLDER)?.is_none() {
             return node.confirm_nothing(None);
         }

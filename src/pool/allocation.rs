@@ -203,7 +203,7 @@ impl Allocation {
         None
     }
 
-    /// Why a pod cannot have `address`, whoever holds it.
+    /// Fails with the reason if no pod can have `address`, whether or not it is held.
     pub fn check_host(&self, address: IpAddr) -> Result<(), String> {
         let prefix = self.prefix;
         if !prefix.contains(&address) {
@@ -223,10 +223,11 @@ impl Allocation {
             };
             return Err(format!("is the {what} address of {prefix}"));
         }
-        if let Some(Range { start, end }) =
-            self.exclusions.iter().find(|range| range.contains(address))
-        {
-            return Err(format!("is excluded ({start} to {end})"));
+        for range in &self.exclusions {
+            if range.contains(address) {
+                let Range { start, end } = range;
+                return Err(format!("is excluded ({start} to {end})"));
+            }
         }
         Ok(())
     }

@@ -164,29 +164,30 @@ pub fn sriov_node_policy(
     }])
 }
 
+/// The SriovNetworkNodePolicy of a rail: one VF of each of its PFs.
 fn policy(name: &str, resource: &str, namespace: &str, pfs: &[String], mtu: u32) -> String {
+    let name = yaml::scalar(name);
+    let namespace = yaml::scalar(namespace);
+    let resource = yaml::scalar(resource);
+    let pfs = json!(pfs);
     format!(
         "---
 apiVersion: sriovnetwork.openshift.io/v1
 kind: SriovNetworkNodePolicy
 metadata:
-  name: {}
-  namespace: {}
+  name: {name}
+  namespace: {namespace}
 spec:
-  resourceName: {}
+  resourceName: {resource}
   nodeSelector:
     feature.node.kubernetes.io/network-sriov.capable: \"true\"
   numVfs: 1
   mtu: {mtu}
   nicSelector:
-    pfNames: {}
+    pfNames: {pfs}
   deviceType: netdevice
   isRdma: true
-",
-        yaml::scalar(name),
-        yaml::scalar(namespace),
-        yaml::scalar(resource),
-        json!(pfs)
+"
     )
 }
 

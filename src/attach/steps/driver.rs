@@ -27,10 +27,14 @@ impl Step for Driver {
 
     fn plan(asked: &Asked<'_>, _cx: &mut Cx<'_>) -> Result<Option<Driver>> {
         let device = asked.device;
-        // A program in user space has no netdev, and its driver hears of resets (vfio-pci).
-        let (Some(function), Some(_)) = (device.function(), &device.original.link) else {
+        let Some(function) = device.function() else {
             return Ok(None);
         };
+        // Without a netdev, a program in user space has the device: its driver (vfio-pci) hears of
+        // resets, and need not be bound again.
+        if device.original.link.is_none() {
+            return Ok(None);
+        }
         let Some(driver) = function.driver() else {
             return Ok(None);
         };

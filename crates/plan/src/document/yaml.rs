@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
-use granit_parser::{Event, Marker, Options, Parser, ScalarStyle, ScanError, Tag};
+use granit_parser::{Event, Marker, Options, Parser, ScalarStyle, Tag};
 use serde_json::Value;
 
 use super::budget::{Budget, MAX_DEPTH, copied, depth, weight};
@@ -45,16 +45,8 @@ struct Reader {
     anchors: HashMap<usize, Placed>,
 }
 
-/// Parses the documents of a text. `yes` and `010` are texts, as in YAML 1.2.
+/// Parses the documents of a text. `yes` and `010` are texts: YAML 1.1 and 1.2 disagree about them.
 pub(super) fn yaml(text: &str) -> Result<Vec<Placed>, Fault> {
-    let at = |mark: &Marker, problem: &str| {
-        fault_at(
-            number(mark.line()),
-            number(mark.col() + 1),
-            format!("YAML: {problem}"),
-        )
-    };
-    let scan = |error: ScanError| at(error.marker(), &error.info());
     let mut options = Options::default();
     options.set_emit_comments(false);
     let mut reader = Reader {
@@ -64,13 +56,20 @@ pub(super) fn yaml(text: &str) -> Result<Vec<Placed>, Fault> {
         anchors: HashMap::new(),
     };
     for event in Parser::new_from_str_with_options(text, options) {
-        let (event, span) = event.map_err(scan)?;
+        let (event, span) = event.map_err(|error| yaml_fault(error.marker(), &error.info()))?;
         let line = number(span.start.line());
         reader
             .take(event, line)
-            .map_err(|problem| at(&span.start, &problem))?;
+            .map_err(|problem| yaml_fault(&span.start, &problem))?;
     }
     Ok(reader.documents)
+}
+
+/// A fault at a mark of the parser, which counts columns from 0.
+fn yaml_fault(mark: &Marker, problem: &str) -> Fault {
+    let line = number(mark.line());
+    let column = number(mark.col() + 1);
+    fault_at(line, column, format!("YAML: {problem}"))
 }
 
 impl Reader {

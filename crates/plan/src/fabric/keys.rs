@@ -706,40 +706,45 @@ impl Keys<'_> {
         nodes
     }
 
-    /// The place that a listed node names.
-    fn spot(
-        &mut self,
-        Limits {
-            scheme,
-            last,
-            default_pod,
-            ..
-        }: &Limits,
-        path: &str,
-    ) -> Spot {
-        let mut number = |key: &str, last: u64, default: Option<u64>| {
-            let path = format!("{path}.{key}");
-            if self.lacks(&path) {
-                if default.is_none() && self.is_missing(&path) {
-                    self.fault(&path, format!("is missing: 0 to {last}"));
-                }
-                return default.unwrap_or(0);
-            }
-            let number = self.get::<u64>(&path).unwrap_or(0);
-            if number > last {
-                let problem = match scheme {
-                    Some(scheme) => scheme.outside(key, number, last),
-                    None => format!("{number} is not 0 to {last}"),
-                };
-                self.fault(&path, problem);
-            }
-            number
-        };
+    /// The position of a listed node, by its keys `pod`, `su` and `host`.
+    fn spot(&mut self, limits: &Limits, path: &str) -> Spot {
+        let last = limits.last;
         Spot {
-            pod: number("pod", last.pod, *default_pod),
-            su: number("su", last.su, None),
-            host: number("host", last.host, None),
+            pod: self.coordinate(limits, path, "pod", last.pod, limits.default_pod),
+            su: self.coordinate(limits, path, "su", last.su, None),
+            host: self.coordinate(limits, path, "host", last.host, None),
         }
+    }
+
+    /// A number of a position, from 0 to `last`; 0 beside a fault if it is missing.
+    fn coordinate(
+        &mut self,
+        limits: &Limits,
+        path: &str,
+        key: &str,
+        last: u64,
+        default: Option<u64>,
+    ) -> u64 {
+        let path = format!("{path}.{key}");
+        if self.lacks(&path) {
+            if let Some(default) = default {
+                return default;
+            }
+            // A misspelt key has its fault already.
+            if self.is_missing(&path) {
+                self.fault(&path, format!("is missing: 0 to {last}"));
+            }
+            return 0;
+        }
+        let number = self.get::<u64>(&path).unwrap_or(0);
+        if number > last {
+            let problem = match &limits.scheme {
+                Some(scheme) => scheme.outside(key, number, last),
+                None => format!("{number} is not 0 to {last}"),
+            };
+            self.fault(&path, problem);
+        }
+        number
     }
 
     /// The place of the node that `path` replaces; `None` if the entry names the place itself, or

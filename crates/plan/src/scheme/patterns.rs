@@ -207,18 +207,19 @@ fn parse(text: &str) -> Result<IpAddr, String> {
     let mut octets = [0; 4];
     let mut parts = text.split('.');
     for octet in &mut octets {
-        let mut terms = parts.next().ok_or_else(wrong)?.split('+');
-        let sum = terms
-            .try_fold(0, |sum: u32, term| sum.checked_add(term.parse().ok()?))
-            .ok_or_else(wrong)?;
+        let part = parts.next().ok_or_else(wrong)?;
+        let mut sum: u32 = 0;
+        for term in part.split('+') {
+            let term: u32 = term.parse().map_err(|_| wrong())?;
+            sum = sum.checked_add(term).ok_or_else(wrong)?;
+        }
         *octet = u8::try_from(sum)
             .map_err(|_| format!("{text} is not an IP address: {sum} is more than 255"))?;
     }
     if parts.next().is_some() {
-        Err(wrong())
-    } else {
-        Ok(Ipv4Addr::from(octets).into())
+        return Err(wrong());
     }
+    Ok(Ipv4Addr::from(octets).into())
 }
 
 /// The address of one end of a link.

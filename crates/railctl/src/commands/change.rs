@@ -779,56 +779,53 @@ pub fn write(node: &Node, writer: Writer, import: &Import, force: Force) -> Resu
     if !import.taken.is_empty() {
         return Err(Obstacle::Taken(import.taken.clone()).into());
     }
-    let refuse_hurt = || -> Result<()> {
-        let (outside, _) = hurt(node, &import.lines)?;
-        let is_told = |one: &Outside| {
-            import
-                .outside
-                .iter()
-                .any(|told| told.address == one.address)
-        };
-        refuse_outside(&outside, force).inspect_err(|_| {
-            for late in outside.iter().filter(|one| !is_told(one)) {
-                output::say(&late.to_string());
-            }
-        })
-    };
-    refuse_hurt()?;
-    let changes: Vec<Change<'_>> = import
-        .lines
-        .iter()
-        .filter(|line| line.is_change())
-        .map(
-            |Line {
-                 node_name,
-                 pool,
-                 after,
-                 ..
-             }| Change {
-                node_name,
-                pool,
-                allocation: after.as_ref(),
-            },
-        )
-        .collect();
-    let mut named: Vec<&str> = import
-        .lines
-        .iter()
-        .filter(|line| line.after.is_some())
-        .map(|line| line.node_name.as_str())
-        .collect();
-    named.dedup();
-    crate::store::apply(writer, &changes, &named, || {
-        // A pod that takes an address from now on takes it from the new plan. With --force, no pod
-        // is waited for.
-        let held = if force == Force::No {
+    refuse_hurt(node, import, force)?;
+    let mut changes = Vec::new();
+    let mut planned_nodes: Vec<&str> = Vec::new();
+    for line in &import.lines {
+        if line.is_change() {
+            changes.push(Change {
+                node_name: &line.node_name,
+                pool: &line.pool,
+                allocation: line.after.as_ref(),
+            });
+        }
+        if line.after.is_some() {
+            planned_nodes.push(&line.node_name);
+        }
+    }
+    // The lines are sorted by node.
+    planned_nodes.dedup();
+    crate::store::apply(writer, &changes, &planned_nodes, || {
+        // While the leases are locked, no pod gets an address of the old plan. --force waits for no
+        // pod.
+        let lease_lock = if force == Force::No {
             hold(node, &import.lines)?
         } else {
             None
         };
-        refuse_hurt()?;
-        Ok(held)
+        refuse_hurt(node, import, force)?;
+        Ok(lease_lock)
     })
+}
+
+/// Fails if running pods would lose their addresses now, unless that is forced. Prints their leases
+/// that [`Import::print_warnings`] has not printed, because they are newer.
+fn refuse_hurt(node: &Node, import: &Import, force: Force) -> Result<()> {
+    let (outside, _) = hurt(node, &import.lines)?;
+    let refused = refuse_outside(&outside, force);
+    if refused.is_err() {
+        for lease in &outside {
+            let is_printed = import
+                .outside
+                .iter()
+                .any(|printed| printed.address == lease.address);
+            if !is_printed {
+                output::say(&lease.to_string());
+            }
+        }
+    }
+    refused
 }
 
 /// Locks the leases of this node if its plan changes. Without a run directory that can be written

@@ -295,20 +295,19 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     }
 }
 
+/// The unified diff from the present file to the plan's.
 fn difference(path: &Path, before: &str, after: &str) -> String {
     let input = InternedInput::new(before, after);
     let mut diff = Diff::compute(Algorithm::Histogram, &input);
     diff.postprocess_lines(&input);
     let printer = BasicLineDiffPrinter(&input.interner);
-    let diff = diff
+    let unified_diff = diff
         .unified_diff(&printer, UnifiedDiffConfig::default(), &input)
         .to_string();
-    let lines = diff
-        .lines()
-        .map(|line| rail_cni::log::printable(line) + "\n");
-    format!(
-        "--- {}\n+++ the plan\n{}",
-        path.display(),
-        lines.collect::<String>()
-    )
+    let mut text = format!("--- {}\n+++ the plan\n", path.display());
+    for line in unified_diff.lines() {
+        text.push_str(&rail_cni::log::printable(line));
+        text.push('\n');
+    }
+    text
 }

@@ -92,29 +92,38 @@ impl Renamed {
     }
 }
 
-/// Restores the names of devices that are on the host, whether the pod or ADD changed them. The
-/// kernel reuses the index of a device that is gone, so each device must still belong to the
-/// function.
+/// Restores the names of devices that are on the host, whether the pod or ADD changed them.
 pub fn restore(step: &Rdma, cx: &Cx<'_>) -> Result<()> {
-    let mut were: Vec<_> = step
-        .moving
-        .iter()
-        .map(|device| (device.index, &device.name))
-        .collect();
-    were.extend(step.renamed.iter().map(|one| (one.index, &one.before)));
-    let Some(mut host) = (if were.is_empty() { None } else { rdma::open()? }) else {
+    let mut original_names = Vec::new();
+    for device in &step.moving {
+        original_names.push((device.index, &device.name));
+    }
+    if let Some(renamed) = &step.renamed {
+        original_names.push((renamed.index, &renamed.before));
+    }
+    if original_names.is_empty() {
+        return Ok(());
+    }
+    let Some(mut host) = rdma::open()? else {
         return Ok(());
     };
-    let mut restore = |index: u32, before: &String| match rdma::by_index(&mut host, index)? {
-        Some(now) if now.name != *before && is_of(cx.function.as_ref(), &now) => {
-            rdma::rename(&mut host, index, before)
-        }
-        _ => Ok(()),
+    let mut results = Vec::new();
+    for (index, original_name) in original_names {
+        results.push(restore_name(&mut host, index, original_name, cx));
+    }
+    all_of(results)
+}
+
+/// Restores the name of a device, if it is on the host. The kernel reuses the index of a device
+/// that is gone, so the device must still belong to the function.
+fn restore_name(host: &mut Socket, index: u32, original_name: &str, cx: &Cx<'_>) -> Result<()> {
+    let Some(device) = rdma::by_index(host, index)? else {
+        return Ok(());
     };
-    all_of(
-        were.into_iter()
-            .map(|(index, before)| restore(index, before)),
-    )
+    if device.name == original_name || !is_of(cx.function.as_ref(), &device) {
+        return Ok(());
+    }
+    rdma::rename(host, index, original_name)
 }
 
 /// Gives the RDMA device of a driver that was bound again the name that it had: the kernel numbers

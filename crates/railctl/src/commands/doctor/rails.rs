@@ -818,57 +818,39 @@ fn pending(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
     found.ok_unless_reported(name, "nothing is pending for pods that are gone");
 }
 
+/// The records of attachments: those of dead pods, those whose device is not in the living pod, and
+/// those that cannot be read.
 fn records(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
-    const NAMED: usize = 3;
     let name = "records";
-    stocks
-        .iter()
-        .for_each(|stock| add_faults(name, stock, found));
-    let is_left = |one: &&Attached| one.is_left_over();
-    let left: Vec<_> = inventory.attachments.iter().filter(is_left).collect();
-    if !left.is_empty() {
-        let named = left.iter().take(NAMED).map(|one| {
-            let owner = &one.record.owner;
-            let who = owner.pod.as_ref().unwrap_or(&owner.container_id);
-            format!("{} of {who} ({})", owner.device.id, one.word())
-        });
-        let more = left.len().saturating_sub(NAMED);
-        let more = if more > 0 {
-            format!(" and {more} more")
-        } else {
-            String::new()
-        };
-        let named = named.collect::<Vec<_>>().join(", ");
-        let text = format!(
-            "{} of pods that are gone: {named}{more}",
-            count(left.len(), "attachment")
-        );
+    for stock in stocks {
+        add_faults(name, stock, found);
+    }
+    if let Some(text) = left_over(inventory) {
         found.add(Check::warn(
             name,
             text,
             "the next ADD restores it; to do so now, run `railctl reap`",
         ));
     }
-    for one in &inventory.attachments {
-        let owner = &one.record.owner;
+    for attached in &inventory.attachments {
+        let owner = &attached.record.owner;
         let what = format!("{} of {}", owner.device.id, owner.describe());
-        if one.state == State::Lost {
-            let text = format!("{what}, which is alive, is on the host");
-            found.add(Check::warn(
+        match attached.state {
+            State::Lost => found.add(Check::warn(
                 name,
-                text,
+                format!("{what}, which is alive, is on the host"),
                 "restart the pod: a driver that started anew took its rail, or it gave it away",
-            ));
-        }
-        if one.state == State::Elsewhere {
-            let text = format!("{what} is {}", one.elsewhere());
-            found.add(Check::warn(
+            )),
+            State::Elsewhere => found.add(Check::warn(
                 name,
-                text,
+                format!("{what} is {}", attached.elsewhere()),
                 "restart the pod: it moved the device away, or the VFs were recreated",
-            ));
-        } else if let Some(error) = one.error() {
-            found.add(Check::skip(name, format!("{what}: {error}")));
+            )),
+            _ => {
+                if let Some(error) = attached.error() {
+                    found.add(Check::skip(name, format!("{what}: {error}")));
+                }
+            }
         }
     }
     for file in &inventory.unreadable {
@@ -879,15 +861,39 @@ fn records(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
             remedy,
         ));
     }
-    let live = inventory
-        .attachments
-        .iter()
-        .filter(|one| one.is_live())
-        .count();
+    let attachments = inventory.attachments.iter();
+    let live = attachments.filter(|attached| attached.is_live()).count();
     found.ok_unless_reported(
         name,
         format!("{}, none of a pod that is gone", count(live, "attachment")),
     );
+}
+
+/// The attachments of pods that are gone, the first of them by name.
+fn left_over(inventory: &Inventory) -> Option<String> {
+    const NAMED: usize = 3;
+    let mut left = Vec::new();
+    for attached in &inventory.attachments {
+        if attached.is_left_over() {
+            let owner = &attached.record.owner;
+            let who = owner.pod.as_ref().unwrap_or(&owner.container_id);
+            let word = attached.word();
+            left.push(format!("{} of {who} ({word})", owner.device.id));
+        }
+    }
+    if left.is_empty() {
+        return None;
+    }
+    let all = count(left.len(), "attachment");
+    let more = match left.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    left.truncate(NAMED);
+    Some(format!(
+        "{all} of pods that are gone: {}{more}",
+        left.join(", ")
+    ))
 }
 
 #[cfg(test)]

@@ -93,7 +93,7 @@ pub fn check(
             found.add(Check::fail(name, text, remedy));
         }
     }
-    for Known { network, of } in of_host(inventory) {
+    for Known { network, of } in host_networks(inventory) {
         if let Some((what, _)) = covering(network) {
             let text =
                 format!("{what} covers {network}, {of}: pods of that rail do not reach it by eth0");
@@ -185,34 +185,38 @@ fn collect(config: &Value, subnets: &mut Vec<IpNet>) {
     }
 }
 
-/// The networks to which the node itself has routes, except rails and the default route.
-fn of_host(inventory: &Inventory) -> Vec<Known> {
-    let read = || -> anyhow::Result<Vec<Known>> {
-        let mut host = Socket::open()?;
-        let rails = inventory
-            .rails
-            .iter()
-            .flat_map(|rail| rail.vfs.iter().map(|vf| &vf.link).chain([&rail.link]));
-        let rails: Vec<_> = rails.flatten().map(|link| link.index).collect();
-        let links = link::all(&mut host)?;
-        let mut known: Vec<Known> = Vec::new();
-        let is_network = |route: &Route| route.dst.prefix_len() > 0 && !is_of_links(route.dst);
-        for (index, route) in route::matching(&mut host, Some(MAIN), is_network)? {
-            let is_new = !known.iter().any(|one| one.network == route.dst);
-            if !rails.contains(&index) && is_new {
-                let by = links
-                    .iter()
-                    .find(|link| link.index == index)
-                    .map_or("", |link| &link.name);
-                known.push(Known {
-                    network: route.dst,
-                    of: format!("to which the node has a route by {by}"),
-                });
-            }
+/// The networks to which the node itself has routes, except rails and the default route; none if
+/// the routes cannot be read.
+fn host_networks(inventory: &Inventory) -> Vec<Known> {
+    read_host_networks(inventory).unwrap_or_default()
+}
+
+fn read_host_networks(inventory: &Inventory) -> anyhow::Result<Vec<Known>> {
+    let mut rail_links = Vec::new();
+    for rail in &inventory.rails {
+        rail_links.extend(&rail.link);
+        for vf in &rail.vfs {
+            rail_links.extend(&vf.link);
         }
-        Ok(known)
-    };
-    read().unwrap_or_default()
+    }
+    let mut host = Socket::open()?;
+    let links = link::all(&mut host)?;
+    let mut networks: Vec<Known> = Vec::new();
+    let is_network = |route: &Route| route.dst.prefix_len() > 0 && !is_of_links(route.dst);
+    for (index, route) in route::matching(&mut host, Some(MAIN), is_network)? {
+        let is_of_rail = rail_links.iter().any(|link| link.index == index);
+        let is_listed = networks.iter().any(|listed| listed.network == route.dst);
+        if is_of_rail || is_listed {
+            continue;
+        }
+        let link = links.iter().find(|link| link.index == index);
+        let link_name = link.map_or("", |link| link.name.as_str());
+        networks.push(Known {
+            network: route.dst,
+            of: format!("to which the node has a route by {link_name}"),
+        });
+    }
+    Ok(networks)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! `lint --fix`: the networks as they are with rail-cni, for kubectl or for a runtime.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
@@ -63,7 +63,7 @@ fn comment(line: &str) -> Option<&str> {
 impl Lint {
     /// All networks that rail-cni can attach.
     pub fn fixed(&mut self) -> String {
-        let rails = numbers(&self.fixed);
+        let rails = rail_numbers(&self.fixed);
         for (fixed, rail) in self.fixed.iter_mut().zip(rails) {
             let mtu = fixed
                 .resource
@@ -93,31 +93,31 @@ impl Lint {
     }
 }
 
-/// The rail of each network, where the names of all in its namespace count from 0.
-fn numbers(all: &[Fixed]) -> Vec<Option<i64>> {
-    let number = |fixed: &Fixed| {
-        let names = [fixed.resource.as_deref(), Some(fixed.name.as_str())];
-        names
-            .into_iter()
-            .flatten()
-            .find_map(number_in)
-            .map(|(number, _)| number)
-    };
-    let mut by_namespace: BTreeMap<&Option<String>, BTreeSet<i64>> = BTreeMap::new();
+/// The rail of each network, by the number in its name. None in a namespace without a rail 0, where
+/// the names may count from 1.
+fn rail_numbers(all: &[Fixed]) -> Vec<Option<i64>> {
+    let mut numbers = Vec::new();
+    let mut namespaces_from_0 = BTreeSet::new();
     for fixed in all {
-        by_namespace
-            .entry(&fixed.namespace)
-            .or_default()
-            .extend(number(fixed));
+        let number = number_in_name(fixed);
+        if number == Some(0) {
+            namespaces_from_0.insert(&fixed.namespace);
+        }
+        numbers.push(number);
     }
-    let counts = |namespace: &Option<String>| {
-        by_namespace
-            .get(namespace)
-            .is_some_and(|rails| rails.contains(&0))
-    };
-    all.iter()
-        .map(|fixed| number(fixed).filter(|_| counts(&fixed.namespace)))
-        .collect()
+    for (fixed, number) in all.iter().zip(&mut numbers) {
+        if !namespaces_from_0.contains(&fixed.namespace) {
+            *number = None;
+        }
+    }
+    numbers
+}
+
+/// The number in the name of the network's resource, or else in its own name.
+fn number_in_name(fixed: &Fixed) -> Option<i64> {
+    let in_resource = fixed.resource.as_deref().and_then(number_in);
+    let (number, _) = in_resource.or_else(|| number_in(&fixed.name))?;
+    Some(number)
 }
 
 impl Fixed {

@@ -71,75 +71,82 @@ const KINDS: [Kind; 4] = [
 ];
 
 impl Lint {
-    /// The network of a SpiderMultusConfig; none where it shares an interface of the host.
+    /// The network that Spiderpool makes of a SpiderMultusConfig; none for a kind whose pods share
+    /// an interface of the host.
     pub(super) fn spider(&mut self, part: Part) -> Vec<Made> {
-        let name = part
-            .get("metadata.annotations")
-            .and_then(|all| all.text("multus.spidernet.io/cr-name"));
-        let name = name
+        let annotations = part.get("metadata.annotations");
+        let cr_name = annotations.and_then(|all| all.text("multus.spidernet.io/cr-name"));
+        let name = cr_name
             .or(part.text("metadata.name"))
             .unwrap_or_default()
             .to_owned();
-        let given = part.text("spec.cniType").unwrap_or("custom");
-        let Some(kind) = KINDS.iter().find(|kind| kind.plugin == given) else {
+        let cni_type = part.text("spec.cniType").unwrap_or("custom");
+        let Some(kind) = KINDS.iter().find(|kind| kind.plugin == cni_type) else {
             let problem = format!(
-                "SpiderMultusConfig: {given} shares an interface of the host between pods, and rail-cni hands out whole \
+                "SpiderMultusConfig: {cni_type} shares an interface of the host between pods, and rail-cni hands out whole \
                  devices: sriov with a resource of VFs first"
             );
             self.warning(part, &name, "spec.cniType", problem);
             return Vec::new();
         };
-        let of_section = |key: &str| {
-            part.get(&format!("spec.{}.{key}", kind.section))
-                .map(|of| of.value.clone())
-        };
+        let section_path = format!("spec.{}", kind.section);
+        let section = part.get(&section_path);
+        let mut known_keys = Vec::new();
+        for (key, _) in kind.keys {
+            known_keys.push(*key);
+        }
+        known_keys.extend(["resourceName", "ippools", "enableRdma", "rdmaIsolation"]);
         self.warn_of_lost_keys(part, &name, "spec", &SPEC);
-        let others = ["resourceName", "ippools", "enableRdma", "rdmaIsolation"];
-        let known: Vec<_> = kind
-            .keys
-            .iter()
-            .map(|(key, _)| *key)
-            .chain(others)
-            .collect();
-        self.warn_of_lost_keys(part, &name, &format!("spec.{}", kind.section), &known);
-        let mut plugins = match kind.plugin {
-            "custom" => self.json_in(part, "spec.customCNI").into_iter().collect(),
-            _ => vec![main(part, kind)],
-        };
-        let is_on = |key: &str| of_section(key) == Some(true.into());
-        if kind.plugin == "sriov" && (is_on("enableRdma") || is_on("rdmaIsolation")) {
+        self.warn_of_lost_keys(part, &name, &section_path, &known_keys);
+        let mut plugins = Vec::new();
+        if kind.plugin == "custom" {
+            plugins.extend(self.json_in(part, "spec.customCNI"));
+        } else {
+            plugins.push(main(part, kind));
+        }
+        let has_rdma = is_on(section, "enableRdma") || is_on(section, "rdmaIsolation");
+        if kind.plugin == "sriov" && has_rdma {
             plugins.push(json!({"type": "rdma"}));
         }
-        let count = part
-            .get("spec.chainCNIJsonData")
-            .map_or(0, |all| all.items().count());
-        plugins.extend(
-            (0..count).filter_map(|at| self.json_in(part, &format!("spec.chainCNIJsonData[{at}]"))),
-        );
-        if kind.plugin != "custom"
-            && part
-                .get("spec.enableCoordinator")
-                .is_none_or(|on| *on.value != false)
-        {
-            let mut coordinator = json!({"type": "coordinator"});
-            let keys = part
-                .get("spec.coordinator")
-                .and_then(|of| of.value.as_object());
-            if let Some(coordinator) = coordinator.as_object_mut() {
-                coordinator.extend(keys.cloned().unwrap_or_default());
+        if let Some(chained) = part.get("spec.chainCNIJsonData") {
+            for index in 0..chained.items().count() {
+                plugins.extend(self.json_in(part, &format!("spec.chainCNIJsonData[{index}]")));
             }
-            plugins.push(coordinator);
         }
-        let resource = of_section("resourceName").and_then(|name| name.as_str().map(str::to_owned));
-        let namespace = part.text("metadata.namespace").map(str::to_owned);
+        // Spiderpool adds it unless it is switched off.
+        let has_coordinator = part
+            .get("spec.enableCoordinator")
+            .is_none_or(|on| *on.value != false);
+        if kind.plugin != "custom" && has_coordinator {
+            plugins.push(coordinator(part));
+        }
+        let resource = section.and_then(|section| section.text("resourceName"));
         vec![Made {
             name,
-            namespace,
-            resource,
+            namespace: part.text("metadata.namespace").map(str::to_owned),
+            resource: resource.map(str::to_owned),
             plugins,
             also: "",
         }]
     }
+}
+
+/// Whether a key of the kind's section is true.
+fn is_on(section: Option<Part>, key: &str) -> bool {
+    let value = section.and_then(|section| section.get(key));
+    value.is_some_and(|on| *on.value == true)
+}
+
+/// The coordinator of Spiderpool, with its keys in the manifest.
+fn coordinator(part: Part) -> Value {
+    let mut coordinator = Map::from_iter([("type".to_owned(), Value::from("coordinator"))]);
+    let keys = part
+        .get("spec.coordinator")
+        .and_then(|keys| keys.value.as_object());
+    if let Some(keys) = keys {
+        coordinator.extend(keys.clone());
+    }
+    coordinator.into()
 }
 
 /// The plugin that attaches the device, with the defaults of the object's definition.
