@@ -65,6 +65,11 @@ vfs_are_made_as_asked_and_what_is_as_asked_stays() {
     same "the change" "[\"trust $(vf 0 1)\"]" "$(jq -c '[.pfs[0].changes[] | "\(.what) \(.vf)"]' <<<"$output")"
     same "trust" '[true,true]' "$(trusts)"
     same "the name" "ens0f0v1" "$(basename "/sys/bus/pci/devices/$(vf 0 1)/net/"*)"
+    # A run that was killed between two drivers.
+    vf 0 1 >/sys/bus/pci/drivers/igbvf/unbind
+    vfs 0 --undrained
+    is 0 changed && is 1 as-wanted
+    same "the driver" igbvf "$(driver "$(vf 0 1)")"
     # A smaller MTU is not asked for, and another number is.
     wants '{"number": 1, "mtu": 1500}'
     vfs 0

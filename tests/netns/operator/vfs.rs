@@ -65,6 +65,29 @@ fn what_differs_is_told_and_what_is_as_wanted_stays() {
     assert_eq!(before, (host.snapshot(), files(&host.path("sys"))));
 }
 
+/// A call that was killed left it so.
+#[test]
+fn a_vf_without_a_driver_gets_one_unless_somebody_means_that() {
+    let Some(host) = two_rails("a_vf_without_a_driver_gets_one_unless_somebody_means_that") else {
+        return;
+    };
+    ask(&host, &json!({"number": 1}));
+    let of = |address: &str, name: &str| host.path("sys/devices").join(address).join(name);
+    fs::remove_file(of(&vf_address(0), "driver")).unwrap();
+    let seen = || {
+        let ran = run(&host, &["vfs", "--check", "--output", "json"]);
+        ran.json()["pfs"][0].clone()
+    };
+    let change = json!([{"what": "driver", "vf": vf_address(0), "from": "none", "to": "netdev"}]);
+    assert_eq!(seen()["changes"], change);
+    fs::write(of(&vf_address(0), "driver_override"), "vfio-pci\n").unwrap();
+    assert_eq!(seen()["state"], "as-wanted");
+    fs::write(of(&vf_address(0), "driver_override"), "(null)\n").unwrap();
+    assert_eq!(seen()["state"], "differs");
+    fs::write(of(&pf_address(0), "sriov_drivers_autoprobe"), "0\n").unwrap();
+    assert_eq!(seen()["state"], "as-wanted");
+}
+
 #[test]
 fn a_pf_with_vfs_that_somebody_has_is_left_alone() {
     let Some(host) = two_rails("a_pf_with_vfs_that_somebody_has_is_left_alone") else {

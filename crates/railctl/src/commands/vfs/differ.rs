@@ -50,7 +50,8 @@ impl Change {
     pub fn disturbs(&self, rail: &Rail) -> bool {
         match self {
             Change::Number { .. } | Change::Mtu { .. } => !rail.vfs.is_empty(),
-            Change::Driver { .. } | Change::NodeGuid { .. } => true,
+            Change::Driver { from, .. } => from.is_some(),
+            Change::NodeGuid { .. } => true,
             Change::Up | Change::Setting { .. } => false,
         }
     }
@@ -138,7 +139,7 @@ pub fn differences(
     }
     for vf in &rail.vfs {
         if !inventory.is_held(&vf.function) && !is_away(&vf.function)? {
-            of_vf(vf, pf, wanted, host, &mut changes)?;
+            of_vf(vf, (rail, pf), wanted, host, &mut changes)?;
         }
     }
     Ok(changes)
@@ -146,7 +147,7 @@ pub fn differences(
 
 fn of_vf(
     vf: &Vf,
-    pf: &Link,
+    (rail, pf): (&Rail, &Link),
     wanted: &Vfs,
     host: &mut Socket,
     changes: &mut Vec<Change>,
@@ -188,16 +189,10 @@ fn of_vf(
             }
         }
     }
-    let from = function.driver();
-    let is_as_wanted = match wanted.driver {
-        None => true,
-        Some(Driver::Vfio) => from.as_deref() == Some(VFIO),
-        Some(Driver::Netdev) => from.is_some() && !function.is_userspace(),
-    };
-    if let Some(to) = wanted.driver.filter(|_| !is_as_wanted) {
+    if let Some(to) = other_driver(function, rail, wanted) {
         changes.push(Change::Driver {
             vf: function.id.clone(),
-            from,
+            from: function.driver(),
             to,
         });
     } else if let Some(link) = link.as_ref().filter(|_| function.lacks_node_guid()) {
@@ -208,4 +203,20 @@ fn of_vf(
         });
     }
     Ok(())
+}
+
+/// The driver that a VF should have, if it has another. One that was left without, by a call that was
+/// killed, gets that of its netdev, unless the PF binds none or somebody means another.
+fn other_driver(vf: &Function, rail: &Rail, wanted: &Vfs) -> Option<Driver> {
+    let driver = vf.driver();
+    let is_as_wanted = match wanted.driver {
+        Some(Driver::Vfio) => driver.as_deref() == Some(VFIO),
+        Some(Driver::Netdev) => driver.is_some() && !vf.is_userspace(),
+        None => {
+            let is_bound = rail.function.as_ref().is_none_or(Function::binds_vfs);
+            driver.is_some() || !is_bound || vf.driver_override().is_some()
+        }
+    };
+    let to = wanted.driver.unwrap_or(Driver::Netdev);
+    (!is_as_wanted).then_some(to)
 }

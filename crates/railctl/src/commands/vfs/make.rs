@@ -18,8 +18,10 @@ use rail_netlink::{Socket, link};
 
 /// The PF, its VFs, and once more to see that nothing is left.
 const ROUNDS: usize = 3;
-/// The longest time that drivers have to make the netdevs of new VFs.
+/// The longest time that a driver has to make the netdev of a VF, and that for each other VF of its
+/// PF.
 const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE_PER_VF: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Changes what differs until nothing does. First what is of the PF, for the VFs are others then.
@@ -161,7 +163,7 @@ fn drive(vf: &Function, to: Driver) -> Result<()> {
 
 /// Waits until the drivers have made the netdevs of new VFs, which udev then names.
 fn await_netdevs(pf: &Function, number: u16, node: &Node) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + PATIENCE + PATIENCE_PER_VF * u32::from(number);
     let found = pf.vfs()?;
     if found.len() != usize::from(number) {
         return Err(failure!(
@@ -188,9 +190,8 @@ fn await_netdev(vf: &Function, deadline: Instant) -> Result<()> {
             let driver = vf.driver().unwrap_or_else(|| "no driver".to_owned());
             return Err(failure!(
                 TryAgain,
-                "{} has no netdev {} s after it was made ({driver}): is the module of its driver there? See `dmesg`",
-                vf.id,
-                PATIENCE.as_secs()
+                "{} has no netdev yet ({driver}): is the module of its driver there? See `dmesg`",
+                vf.id
             ));
         }
         sleep(PAUSE);
