@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
 
 use nix::unistd::geteuid;
 
@@ -13,6 +14,10 @@ const NOBODY: u32 = 65534;
 
 /// Runs railctl as the current user, or as nobody if that is root.
 fn as_user(arguments: &[&str]) -> Output {
+    // A process that another test starts meanwhile would have the copy open for writing, and the
+    // kernel executes no such file.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let temp = tempfile::tempdir_in("/tmp").unwrap();
     let program = temp.path().join("railctl");
     fs::copy(env!("CARGO_BIN_EXE_railctl"), &program).unwrap();
