@@ -50,8 +50,8 @@ const CRATES: [Layers; 5] = [
         source: "crates/plan/src",
         lines: &[
             &[
-                "topology", "fabric", "netplan", "networks", "csv", "html", "nics", "nvue",
-                "slurm", "volcano",
+                "topology", "fabric", "netplan", "networks", "csv", "cables", "html", "nics",
+                "nvue", "slurm", "volcano",
             ],
             &["manifest", "nads", "groups"],
             &["rails"],

@@ -1,11 +1,10 @@
 //! The plan as a table for the network team: RFC 4180, with a line for each cable.
 
-use std::net::IpAddr;
-
 use anyhow::Result;
 use csv::{Terminator, WriterBuilder};
 
-use crate::plan::{Cable, File, Plan, Pool};
+use crate::cables;
+use crate::plan::{File, Plan, Pool};
 
 const COLUMNS: [&str; 12] = [
     "node",
@@ -36,40 +35,22 @@ pub fn write(plan: &Plan) -> Result<Vec<File>> {
         table.write_record(cells.iter().map(|cell| no_formula(cell)))
     };
     write(COLUMNS.map(str::to_owned).to_vec(), "vrf")?;
-    for pool in &plan.pools {
-        for link in pool.links()? {
-            let unknown = [Cable::default()];
-            let cables = if link.cables.is_empty() {
-                &unknown
-            } else {
-                link.cables
-            };
-            for Cable {
-                interface,
-                mtu,
-                leaf,
-                port,
-                vrf,
-                ..
-            } in cables
-            {
-                let cells = vec![
-                    link.node_name.to_owned(),
-                    shown(pool.rail),
-                    shown(pool.plane),
-                    pool.name.clone(),
-                    if link.host.is_ipv4() { "ipv4" } else { "ipv6" }.to_owned(),
-                    link.host.to_string(),
-                    shown::<IpAddr>(link.allocation.gateway),
-                    link.allocation.prefix.to_string(),
-                    shown(interface.as_deref()),
-                    shown(leaf.as_deref()),
-                    shown(port.as_deref()),
-                    shown(*mtu),
-                ];
-                write(cells, vrf.as_deref().unwrap_or_default())?;
-            }
-        }
+    for row in cables::rows(plan)? {
+        let cells = vec![
+            row.node.to_owned(),
+            shown(row.rail),
+            shown(row.plane),
+            row.pool.to_owned(),
+            row.family.to_owned(),
+            row.address.to_string(),
+            shown(row.gateway),
+            row.prefix.to_string(),
+            shown(row.interface),
+            shown(row.leaf),
+            shown(row.port),
+            shown(row.mtu),
+        ];
+        write(cells, row.vrf.unwrap_or_default())?;
     }
     Ok(vec![File {
         name: "plan.csv".to_owned(),
@@ -94,6 +75,7 @@ fn no_formula(cell: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Cable;
     use crate::plan::tests::{cabled, plan};
     use crate::scheme::{Family, Mode};
 

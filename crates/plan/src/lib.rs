@@ -7,7 +7,7 @@
 //! | --- | --- |
 //! | [`topology`], [`fabric`], [`netplan`], [`manifest`] | sources: topology.json and topology.dot, the fabric file, netplan files of hosts, CIDRPools |
 //! | [`scheme`], [`pattern`] | the address formulas; names and prefixes with numbers in them |
-//! | [`manifest`], [`nads`], [`nics`], [`netplan`], [`nvue`], [`csv`], [`html`], [`volcano`], [`slurm`] | targets: CIDRPools, networks, NicClusterPolicies, netplan files, switches, a table, a page, schedulers |
+//! | [`manifest`], [`nads`], [`nics`], [`netplan`], [`nvue`], [`csv`], [`cables`], [`html`], [`volcano`], [`slurm`] | targets: CIDRPools, networks, NicClusterPolicies, netplan files, switches, a table, JSON, a page, schedulers |
 //! | `plan` | the plan with its checks |
 //! | [`networks`] | the check against the cluster's own networks |
 //! | [`refusal`] | faults and doubts, which refuse a plan |
@@ -15,6 +15,7 @@
 //! | [`document`] | files that people write, YAML or JSON, with the line of each value |
 //! | [`page`], [`yaml`] | how pages for a browser and YAML are written |
 
+pub mod cables;
 pub mod csv;
 pub mod document;
 pub mod fabric;

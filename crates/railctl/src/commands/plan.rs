@@ -24,8 +24,8 @@ use rail_plan::pattern::Pattern;
 use rail_plan::refusal::{Doubt, Refusal};
 use rail_plan::scheme::{Family, Mode, Polarity, Scheme, Tiers, is_first_octet};
 use rail_plan::{
-    File, Plan, Pool, Pools, csv, fabric, groups, html, is_namespace, manifest, nads, netplan,
-    networks, nics, nvue, refused, slurm, topology, volcano,
+    File, Plan, Pool, Pools, cables, csv, fabric, groups, html, is_namespace, manifest, nads,
+    netplan, networks, nics, nvue, refused, slurm, topology, volcano,
 };
 
 /// Arguments of `railctl plan`.
@@ -151,6 +151,8 @@ pub enum Target {
     Nvue,
     /// A line for each cable, for the network team.
     Csv,
+    /// Each cable with both ends, for programs that configure switches or keep an inventory.
+    Json,
     /// A node.json for each host: the NIC of each rail, the cluster's networks, a policy for VFs.
     NodeJson,
     /// Resources of the SR-IOV device plugin.
@@ -205,6 +207,7 @@ pub fn plan(args: &PlanArgs, output: Output) -> Result<ExitCode> {
         Some(Target::Netplan) => netplan::write(&plan)?,
         Some(Target::Nvue) => nvue::write(&plan)?,
         Some(Target::Csv) => csv::write(&plan)?,
+        Some(Target::Json) => cables::write(&plan)?,
         Some(Target::NodeJson) => nics::node_json(&mut plan)?,
         Some(Target::DevicePlugin) => nics::device_plugin(&mut plan, &networks)?,
         Some(Target::SriovNodePolicy) => nics::sriov_node_policy(&mut plan, &networks, namespace)?,
@@ -268,7 +271,7 @@ pub fn plan(args: &PlanArgs, output: Output) -> Result<ExitCode> {
                     files.len()
                 );
             }
-            let separator = if matches!(target, Target::Nvue | Target::Csv) {
+            let separator = if matches!(target, Target::Nvue | Target::Csv | Target::Json) {
                 ""
             } else {
                 "---\n"
