@@ -128,7 +128,8 @@ mod tests {
             message.attributes = vec![LinkAttribute::IfName("pf0".to_owned())];
             carriers.change(&Message::new(kind, &message)).is_some()
         };
-        let (unspec, up) = (AddressFamily::Unspec, LinkFlags::Up | LinkFlags::LowerUp);
+        let unspec = AddressFamily::Unspec;
+        let up = LinkFlags::Up | LinkFlags::LowerUp;
         assert!(!told(RTM_NEWLINK, unspec, LinkFlags::Up), "it is new");
         assert!(told(RTM_NEWLINK, unspec, up));
         assert!(!told(RTM_NEWLINK, unspec, up | LinkFlags::Promisc));

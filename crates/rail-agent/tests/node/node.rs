@@ -355,7 +355,8 @@ impl Running {
     /// Waits until it has looked at the node so many times more.
     #[track_caller]
     pub fn until_looks(&self, count: usize) {
-        let (mut last, mut seen) = (last_look(), 0);
+        let mut last = last_look();
+        let mut seen = 0;
         self.until(&format!("{count} looks"), || {
             let now = last_look();
             seen += usize::from(now != last);
