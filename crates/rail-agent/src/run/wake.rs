@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rail_netlink::carriers::{Carriers, News};
@@ -13,6 +14,9 @@ use rustix::thread::ThreadNameSpaceType;
 use tokio::sync::Notify;
 
 use crate::text::{error_text, log};
+
+/// Interval of the tries to listen. The kernel's list of links cannot be read while links come and go.
+const RETRY_INTERVAL: Duration = Duration::from_secs(15);
 
 /// The changes of carriers that were not looked at yet.
 #[derive(Clone, Debug, Default)]
@@ -29,20 +33,27 @@ struct Changes {
 }
 
 impl Wake {
-    /// Listens in a thread of its own, in the host's network namespace. If it cannot, or not any
-    /// more, the next look finds what has changed.
+    /// Listens in a thread of its own, in the host's network namespace. While it cannot, the next look
+    /// finds what has changed.
     pub(super) fn begin() -> Wake {
         let wake = Wake::default();
         let theirs = wake.clone();
         let listen = move || {
-            let Err(error) = theirs.listen();
-            log(
-                "warn",
-                &format!(
-                    "changes of carriers are found only by the next look: {}",
-                    error_text(&error)
-                ),
-            );
+            let mut is_logged = false;
+            loop {
+                let Err(error) = theirs.listen();
+                if !is_logged {
+                    log(
+                        "warn",
+                        &format!(
+                            "changes of carriers are found only by the next look: {}",
+                            error_text(&error)
+                        ),
+                    );
+                }
+                is_logged = true;
+                std::thread::sleep(RETRY_INTERVAL);
+            }
         };
         let begun = std::thread::Builder::new()
             .name("carriers".to_owned())
