@@ -7,7 +7,7 @@ use anyhow::Result;
 use ipnet::IpNet;
 use serde::Serialize;
 
-use crate::plan::{Cable, File, Plan};
+use crate::plan::{Cable, File, Plan, Pool};
 
 /// The version of the JSON. New members may come; one that is gone or means something else makes
 /// another version.
@@ -53,9 +53,13 @@ struct Document<'a> {
 
 /// Writes one file.
 pub fn write(plan: &Plan) -> Result<Vec<File>> {
+    let mut cables = Vec::new();
+    for pool in &plan.pools {
+        cables.extend(rows(pool)?);
+    }
     let document = Document {
         version: VERSION,
-        cables: rows(plan)?,
+        cables,
     };
     Ok(vec![File {
         name: "plan.json".to_owned(),
@@ -63,33 +67,31 @@ pub fn write(plan: &Plan) -> Result<Vec<File>> {
     }])
 }
 
-/// The cables in the order of the pools, and of the nodes in each.
-pub fn rows(plan: &Plan) -> Result<Vec<Row<'_>>> {
+/// The cables of a pool, in the order of its nodes.
+pub fn rows(pool: &Pool) -> Result<Vec<Row<'_>>> {
     let mut rows = Vec::new();
-    for pool in &plan.pools {
-        for link in pool.links()? {
-            let row = Row {
-                node: link.node_name,
-                rail: pool.rail,
-                plane: pool.plane,
-                pool: &pool.name,
-                family: if link.host.is_ipv4() { "ipv4" } else { "ipv6" },
-                address: link.host,
-                gateway: link.allocation.gateway,
-                prefix: link.allocation.prefix,
-                interface: None,
-                leaf: None,
-                port: None,
-                vrf: None,
-                mtu: None,
-            };
-            if link.cables.is_empty() {
-                rows.push(row);
-                continue;
-            }
-            for cable in link.cables {
-                rows.push(row.clone().with(cable));
-            }
+    for link in pool.links()? {
+        let row = Row {
+            node: link.node_name,
+            rail: pool.rail,
+            plane: pool.plane,
+            pool: &pool.name,
+            family: if link.host.is_ipv4() { "ipv4" } else { "ipv6" },
+            address: link.host,
+            gateway: link.allocation.gateway,
+            prefix: link.allocation.prefix,
+            interface: None,
+            leaf: None,
+            port: None,
+            vrf: None,
+            mtu: None,
+        };
+        if link.cables.is_empty() {
+            rows.push(row);
+            continue;
+        }
+        for cable in link.cables {
+            rows.push(row.clone().with(cable));
         }
     }
     Ok(rows)
@@ -138,7 +140,7 @@ mod tests {
             link.cable = Cable::default();
         }
         let plan = plan(Mode::Swplb, Family::Ipv4, &links);
-        let rows = rows(&plan).unwrap();
+        let rows = rows(&plan.pools[0]).unwrap();
         assert!(rows.iter().all(|row| row.leaf.is_none()));
         assert_eq!((rows[0].rail, rows[0].plane), (Some(0), Some(0)));
         assert_eq!(rows[0].address.to_string(), "172.16.0.0");

@@ -35,22 +35,24 @@ pub fn write(plan: &Plan) -> Result<Vec<File>> {
         table.write_record(cells.iter().map(|cell| no_formula(cell)))
     };
     write(COLUMNS.map(str::to_owned).to_vec(), "vrf")?;
-    for row in cables::rows(plan)? {
-        let cells = vec![
-            row.node.to_owned(),
-            shown(row.rail),
-            shown(row.plane),
-            row.pool.to_owned(),
-            row.family.to_owned(),
-            row.address.to_string(),
-            shown(row.gateway),
-            row.prefix.to_string(),
-            shown(row.interface),
-            shown(row.leaf),
-            shown(row.port),
-            shown(row.mtu),
-        ];
-        write(cells, row.vrf.unwrap_or_default())?;
+    for pool in &plan.pools {
+        for row in cables::rows(pool)? {
+            let cells = vec![
+                row.node.to_owned(),
+                shown(row.rail),
+                shown(row.plane),
+                row.pool.to_owned(),
+                row.family.to_owned(),
+                row.address.to_string(),
+                shown(row.gateway),
+                row.prefix.to_string(),
+                shown(row.interface),
+                shown(row.leaf),
+                shown(row.port),
+                shown(row.mtu),
+            ];
+            write(cells, row.vrf.unwrap_or_default())?;
+        }
     }
     Ok(vec![File {
         name: "plan.csv".to_owned(),

@@ -79,6 +79,28 @@ fn the_examples_are_what_is_written() {
     assert_eq!(one, include_str!("../../../../conf/nads-one.yaml"));
 }
 
+/// Of the planes of a rail, one may be dead; and a leaf port without an address cannot be asked.
+#[test]
+fn a_network_asks_for_its_leaf_port_if_there_is_one_to_ask() {
+    let probes = |plan: &mut Plan| {
+        let mut probes = Vec::new();
+        for (_, plugin) in configs(plan) {
+            probes.push(plugin["gatewayProbe"] == "require");
+        }
+        probes
+    };
+    let mut rails = plan(Mode::None, Family::Ipv4, &cabled());
+    assert_eq!(probes(&mut rails), [true, true]);
+    let unnumbered = &mut rails.pools[1].spec;
+    unnumbered.gateway_index = None;
+    for row in &mut unnumbered.static_allocations {
+        row.gateway.clear();
+    }
+    assert_eq!(probes(&mut rails), [true, false]);
+    let mut planes = plan(Mode::Swplb, Family::Ipv4, &cabled());
+    assert!(!probes(&mut planes).contains(&true));
+}
+
 /// ADD would not know them, and no pod would start.
 #[test]
 fn one_network_needs_pools_that_say_their_rails() {
