@@ -1,12 +1,12 @@
 //! Links that get or lose their carrier, as the kernel tells of them.
 //!
 //! ```no_run
-//! use rail_netlink::carriers::{Carriers, News};
+//! use rail_netlink::carriers::{News, Watch};
 //!
 //! # fn main() -> anyhow::Result<()> {
-//! let mut carriers = Carriers::open()?;
+//! let mut watch = Watch::open()?;
 //! loop {
-//!     match carriers.wait()? {
+//!     match watch.wait()? {
 //!         News::Of(links) => println!("changed: {}", links.join(", ")),
 //!         News::Lost => println!("some link may have changed"),
 //!     }
@@ -28,9 +28,9 @@ use crate::{Message, Socket};
 /// The family of messages about the links themselves, in the first byte of struct ifinfomsg.
 const AF_UNSPEC: u8 = 0;
 
-/// The carriers of a namespace's links: of the namespace of the thread that opened this.
+/// A watch of the carriers in the namespace of the thread that opened it.
 #[derive(Debug)]
-pub struct Carriers {
+pub struct Watch {
     socket: Socket,
     known: HashMap<Index, bool>,
 }
@@ -44,9 +44,9 @@ pub enum News {
     Lost,
 }
 
-impl Carriers {
+impl Watch {
     /// Listens from now on.
-    pub fn open() -> Result<Carriers> {
+    pub fn open() -> Result<Watch> {
         let mut socket = Socket::open()?;
         let listen = || -> Result<()> {
             socket.raw.add_membership(RTNLGRP_LINK)?;
@@ -56,12 +56,12 @@ impl Carriers {
         listen().context("cannot listen to the changes of links")?;
         // A message has the number of the request, of any process, that made the change.
         socket.awaited = 0..u32::MAX;
-        let mut carriers = Carriers {
+        let mut watch = Watch {
             socket,
             known: HashMap::new(),
         };
-        carriers.learn()?;
-        Ok(carriers)
+        watch.learn()?;
+        Ok(watch)
     }
 
     /// Waits for news.
@@ -119,14 +119,14 @@ mod tests {
 
     #[test]
     fn a_link_that_gets_or_loses_its_carrier_or_goes_is_news_and_a_new_one_is_not() {
-        let mut carriers = Carriers::open().unwrap();
+        let mut watch = Watch::open().unwrap();
         let mut told = |kind, family, flags| {
             let mut message = LinkMessage::default();
             message.header.interface_family = family;
             message.header.index = u32::MAX;
             message.header.flags = flags;
             message.attributes = vec![LinkAttribute::IfName("pf0".to_owned())];
-            carriers.change(&Message::new(kind, &message)).is_some()
+            watch.change(&Message::new(kind, &message)).is_some()
         };
         let unspec = AddressFamily::Unspec;
         let up = LinkFlags::Up | LinkFlags::LowerUp;

@@ -21,7 +21,7 @@ use rustix::thread::ThreadNameSpaceType;
 use tokio::io::AsyncWriteExt as _;
 
 use crate::runtime::runtime;
-use crate::text::log;
+use crate::text::{error_text, log};
 
 /// The plugins.
 pub const PLUGINS: [&str; 2] = ["rail-ipam", "rail-cni"];
@@ -243,26 +243,33 @@ fn is_initial_pid_namespace() -> bool {
     rail_cni::netns::is_init_the_hosts()
 }
 
+/// Moves this thread into the host's network namespace.
+pub fn enter_network() -> Result<()> {
+    enter(ThreadNameSpaceType::NETWORK)
+}
+
+fn enter(namespaces: ThreadNameSpaceType) -> Result<()> {
+    let enter = || -> rustix::io::Result<()> {
+        let first = rustix::process::pidfd_open(Pid::INIT, PidfdFlags::empty())?;
+        rustix::thread::move_into_thread_name_spaces(first.as_fd(), namespaces)
+    };
+    enter().context(
+        "cannot enter the namespaces of process 1: the pod needs hostPID: true and a privileged container",
+    )
+}
+
 /// The hidden subcommand: becomes the program in the namespaces of process 1. This process has one
 /// thread, as setns(2) requires.
 pub fn enter_and_become(command: &[OsString]) -> ExitCode {
     let Some((program, arguments)) = command.split_first() else {
         return ExitCode::from(2);
     };
-    let enter = || -> rustix::io::Result<()> {
-        let first = rustix::process::pidfd_open(Pid::INIT, PidfdFlags::empty())?;
-        let all = ThreadNameSpaceType::MOUNT
-            | ThreadNameSpaceType::NETWORK
-            | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
-            | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION;
-        rustix::thread::move_into_thread_name_spaces(first.as_fd(), all)
-    };
-    if let Err(error) = enter() {
-        let what = "cannot enter the namespaces of process 1";
-        log(
-            "error",
-            &format!("{what}: {error}: the pod needs hostPID: true and a privileged container"),
-        );
+    let all = ThreadNameSpaceType::MOUNT
+        | ThreadNameSpaceType::NETWORK
+        | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
+        | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION;
+    if let Err(error) = enter(all) {
+        log("error", &error_text(&error));
         return ExitCode::FAILURE;
     }
     // The environment of the pod stays away from the host.

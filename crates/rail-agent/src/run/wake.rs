@@ -3,16 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
-use rail_netlink::carriers::{Carriers, News};
-use rustix::process::{Pid, PidfdFlags};
-use rustix::thread::ThreadNameSpaceType;
+use anyhow::Result;
+use rail_netlink::carriers::{News, Watch};
 use tokio::sync::Notify;
 
+use crate::host;
 use crate::text::{error_text, log};
 
 /// Interval of the tries to listen. The kernel's list of links cannot be read while links come and go.
@@ -79,12 +77,10 @@ impl Wake {
     }
 
     fn listen(&self) -> Result<Infallible> {
-        let first = rustix::process::pidfd_open(Pid::INIT, PidfdFlags::empty())?;
-        rustix::thread::move_into_thread_name_spaces(first.as_fd(), ThreadNameSpaceType::NETWORK)
-            .context("cannot enter the network namespace of process 1")?;
-        let mut carriers = Carriers::open()?;
+        host::enter_network()?;
+        let mut watch = Watch::open()?;
         loop {
-            let news = carriers.wait()?;
+            let news = watch.wait()?;
             let mut seen = self.lock();
             match news {
                 News::Of(links) => seen.links.extend(links),
