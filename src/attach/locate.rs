@@ -145,7 +145,7 @@ pub fn search(owners: &[&Owner], which: Which) -> Result<Vec<Option<Sighting>>> 
 
 /// Whether `link`, in another namespace than the pod's, is the device of `owner`. A pod can change
 /// name and MAC before it gives its rail away; the function of the bus stays. A virtual device has
-/// none, and a MAC that a network sets may be that of others.
+/// none, and a MAC that a network sets may be that of others: with it, the index decides.
 fn is_sighting(link: &Link, owner: &Owner) -> bool {
     let Some(original) = &owner.device.link else {
         return false;
@@ -156,7 +156,10 @@ fn is_sighting(link: &Link, owner: &Owner) -> bool {
     match &original.parent {
         Some(_) if !owner.device.siblings => true,
         Some(_) => is_same_device(link, original, owner),
-        None => link.mac == original.mac,
+        None => {
+            let is_at_index = link.index.get() == owner.inside.index;
+            link.mac == original.mac || link.mac == owner.inside.mac && is_at_index
+        }
     }
 }
 

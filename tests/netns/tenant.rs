@@ -1783,6 +1783,30 @@ fn no_pod_frees_an_address_that_its_rail_has_in_another_pod() {
     node.stands("its rail in another pod");
 }
 
+/// The MAC of a veth is the network's, in whichever pod it is.
+#[test]
+fn no_pod_frees_an_address_whose_rail_has_the_networks_mac() {
+    let Some(host) = Host::new("tenant::networks_mac") else {
+        return;
+    };
+    host.add_rail(0);
+    host.make_vf(0, "mlx5_core");
+    let [pod, other] = ["giver", "other"].map(|name| host.add_netns(name));
+    let device = json!({"device": null, "deviceID": vf_address(0), "mac": "02:00:00:00:00:77"});
+    let config = with(rail(0), device);
+    host.cni("ADD", "c1", &pod, &config).ok();
+    let into = other.file_name().unwrap().to_str().unwrap();
+    host.ip_in(&pod, &format!("link set net1 down netns {into} name given"));
+    // sysfs of the fixture still has the VF on the host.
+    fs::remove_dir(host.path("sys/devices").join(vf_address(0)).join("net/vf0")).unwrap();
+    host.delete_netns(&pod);
+    host.cni("DEL", "c1", &pod, &config).ok();
+    assert_eq!(host.leases().len(), 1, "the other pod has the address");
+    let place = "it is given in the namespace";
+    let status = host.call("", "", &other).args(&["status"]);
+    assert!(status.run(&Value::Null).stdout.contains(place));
+}
+
 /// A pod whose namespace a process keeps open after its end, without a name.
 #[test]
 fn no_process_that_keeps_a_namespace_costs_the_next_pod_its_rail() {
