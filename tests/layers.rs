@@ -225,12 +225,13 @@ fn paths(text: &str) -> Vec<String> {
 /// A file uses those below it.
 #[test]
 fn the_files_of_attach_are_in_an_order() {
-    const ORDER: [&str; 25] = [
+    const ORDER: [&str; 26] = [
         "attachments",
         "del",
         "check",
         "chained",
         "add",
+        "reattach",
         "attaching",
         "claim",
         "heal",

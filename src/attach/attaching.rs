@@ -9,13 +9,14 @@ use super::context::Cx;
 use super::locks::DeviceLock;
 use super::owner::{Key, Owner};
 use super::pending;
-use super::record::{Entry, Progress, Record};
+use super::record::{Entry, Progress, Record, Request};
 use super::records::{Listed, Records};
 use super::step::{Asked, Made, Others, Phase, Step as _};
 use super::steps;
 use super::steps::device_info::DeviceInfo;
 use super::steps::gids::Gids;
 use super::steps::host_addresses::HostAddresses;
+use super::steps::lease::IpamLease;
 use super::steps::rail::Rail;
 use super::steps::rdma::Rdma;
 use super::undo::{self, LeaseReturn};
@@ -54,6 +55,15 @@ pub struct Subject<'a> {
 }
 
 impl Subject<'_> {
+    /// The request, for the record.
+    fn request(&self) -> Option<Request> {
+        let config = String::from_utf8(self.network.stdin.clone()).ok()?;
+        Some(Request {
+            config,
+            args: self.network.args.raw.clone(),
+        })
+    }
+
     /// The input of the steps. `leased` is the result of the IPAM plugin.
     fn asked<'s>(&'s self, leased: &'s AddResult) -> Asked<'s> {
         let previous = self.previous.as_ref();
@@ -78,15 +88,66 @@ pub struct Journal<'a> {
     pub records: &'a Records,
     /// The record.
     pub record: Record,
-    lock: DeviceLock,
+    /// The lock of the device.
+    pub lock: DeviceLock,
 }
 
 impl Journal<'_> {
     /// Writes the record with the present owner and steps.
-    fn write(&mut self, cx: &mut Cx<'_>) -> Result<()> {
+    pub fn write(&mut self, cx: &mut Cx<'_>) -> Result<()> {
         self.record.owner = cx.owner.clone();
         cx.facts = self.record.facts();
         self.records.write(&self.record, &mut self.lock)
+    }
+
+    /// Makes the planned steps in their order, and marks them. A step that is not marked may have
+    /// been made or not: undo looks. `check` is called after each step.
+    pub fn make(
+        &mut self,
+        subject: &Subject<'_>,
+        leased: &AddResult,
+        cx: &mut Cx<'_>,
+        check: impl Fn(&Entry) -> Result<()>,
+    ) -> Result<()> {
+        let asked = subject.asked(leased);
+        let mut made = Made::default();
+        for number in 0..self.record.steps.len() {
+            self.make_step(number, &asked, &mut made, cx)?;
+            check(&self.record.steps[number])?;
+        }
+        self.write(cx)?;
+        // After the gateway probe: the kernel does not probe a permanent neighbour.
+        if let Some(host_addresses) = self.record.find::<HostAddresses>() {
+            if let Some(link) = cx.link_in_pod() {
+                host_addresses.set_neighbours(&mut cx.pod()?.socket, &link);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes one step, if it is planned, and marks it.
+    fn make_step(
+        &mut self,
+        number: usize,
+        asked: &Asked<'_>,
+        made: &mut Made,
+        cx: &mut Cx<'_>,
+    ) -> Result<()> {
+        let entry = &self.record.steps[number];
+        if entry.progress != Progress::Planned {
+            return Ok(());
+        }
+        let mut change = entry.change.clone();
+        if change.step_mut().refresh(asked, cx)? {
+            self.record.steps[number].change = change.clone();
+            self.write(cx)?;
+        }
+        change.step_mut().make(asked, made, cx)?;
+        self.record.steps[number] = Entry {
+            change,
+            progress: Progress::Done,
+        };
+        Ok(())
     }
 }
 
@@ -148,6 +209,9 @@ impl<'a> Attaching<'a> {
     /// Writes the journal before the first change, with the steps that an earlier attachment of the
     /// device left.
     pub fn open_journal(&mut self) -> Result<()> {
+        if self.journal.record.find::<IpamLease>().is_none() && !self.cx.owner.is_rdma_alone() {
+            self.journal.record.request = self.subject.request();
+        }
         let Some(previous) = &self.subject.previous else {
             return self.journal.write(&mut self.cx);
         };
@@ -162,38 +226,13 @@ impl<'a> Attaching<'a> {
     pub fn plan_and_make(&mut self, leased: &AddResult) -> Result<()> {
         self.plan(Phase::AfterLease, leased)?;
         self.journal.write(&mut self.cx)?;
-        self.make(leased)?;
-        // After the gateway probe: the kernel does not probe a permanent neighbour.
-        if let Some(host_addresses) = self.journal.record.find::<HostAddresses>() {
-            if let Some(link) = self.cx.link_in_pod() {
-                host_addresses.set_neighbours(&mut self.cx.pod()?.socket, &link);
-            }
-        }
-        Ok(())
+        self.make(leased)
     }
 
-    /// Makes the planned steps in their order, and marks them. A step that is not marked may have
-    /// been made or not: undo looks.
+    /// Makes the planned steps.
     pub fn make(&mut self, leased: &AddResult) -> Result<()> {
-        let asked = self.subject.asked(leased);
-        let mut made = Made::default();
-        for number in 0..self.journal.record.steps.len() {
-            let entry = &self.journal.record.steps[number];
-            if entry.progress != Progress::Planned {
-                continue;
-            }
-            let mut change = entry.change.clone();
-            if change.step_mut().refresh(&asked, &mut self.cx)? {
-                self.journal.record.steps[number].change = change.clone();
-                self.journal.write(&mut self.cx)?;
-            }
-            change.step_mut().make(&asked, &mut made, &mut self.cx)?;
-            self.journal.record.steps[number] = Entry {
-                change,
-                progress: Progress::Done,
-            };
-        }
-        self.journal.write(&mut self.cx)
+        self.journal
+            .make(&self.subject, leased, &mut self.cx, |_| Ok(()))
     }
 
     /// Undoes every step. Those that fail stay on record for DEL, the next ADD or `reap`.

@@ -25,7 +25,7 @@ use super::steps::rail::Rail;
 use super::steps::rdma::{self, Rdma};
 use super::steps::vf::Vf;
 use super::steps::vf_mac::VfMac;
-use super::{away, check, heal, pending, rebuild, state};
+use super::{away, check, heal, pending, reattach, rebuild, state};
 use crate::cni::AddResult;
 use crate::device::gid::Gid;
 use crate::device::pf::VfSettings;
@@ -41,6 +41,8 @@ use rail_netlink::vf::VfState;
 pub use super::away::{Away, describe as describe_away};
 pub use super::locks::DeviceLock;
 pub use super::owner::Owner;
+pub use super::reattach::Outcome as Reattachment;
+pub use super::record::Reattached;
 pub use super::state::State;
 
 /// The attachments of this node.
@@ -228,6 +230,12 @@ impl Attachments {
                 Ok(Ended::NotReturned(how_to_end))
             }
         }
+    }
+
+    /// Attaches a device that a living pod has lost to the host again, as ADD made it. An error says
+    /// why it stays lost.
+    pub fn reattach(&self, attachment: &Attachment, node: &Node) -> Result<Reattachment> {
+        reattach::reattach(&self.records, &attachment.owner.key(), node)
     }
 
     /// Retries the pending steps. Returns whether all are undone; `None` if a call is at work on
@@ -481,6 +489,11 @@ impl Attachment {
     pub fn ipam_config(&self) -> Option<&str> {
         let lease = self.record.find::<IpamLease>();
         lease.map(|lease| lease.config.as_str())
+    }
+
+    /// The returns of its device to the pod that had lost it; `None` before the first try.
+    pub fn reattached(&self) -> Option<&Reattached> {
+        self.record.reattached.as_ref()
     }
 
     /// Whether its address is a lease of rail-ipam.

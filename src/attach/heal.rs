@@ -336,7 +336,9 @@ pub fn end_unless_alive(records: &Records, record: &Record, node: &Node) -> Resu
         return Ok(());
     };
     match state::of(&record, node, &mut Socket::open()?)? {
-        State::Live(_) | State::Elsewhere => log::warn!("GC keeps {key}: its namespace is alive"),
+        State::Live(_) | State::Elsewhere | State::Lost => {
+            log::warn!("GC keeps {key}: its namespace is alive");
+        }
         State::Unknown(why) => {
             log::warn!("GC keeps {key}: cannot tell whether its namespace is alive: {why}");
         }

@@ -16,6 +16,7 @@ mod locks;
 mod owner;
 mod pending;
 mod planes;
+mod reattach;
 mod rebuild;
 mod record;
 mod records;

@@ -45,6 +45,36 @@ pub struct Record {
     pub owner: Owner,
     /// The changes of ADD, in their order.
     pub steps: Vec<Entry>,
+    /// The request of ADD, where no lease has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request: Option<Request>,
+    /// The returns of a device that its pod had lost; `None` before the first try.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reattached: Option<Reattached>,
+}
+
+/// The request of an ADD, to make its steps again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Request {
+    /// The network configuration.
+    pub config: String,
+    /// CNI_ARGS.
+    pub args: String,
+}
+
+/// The returns of a lost device to its pod. While the steps are made, and after an error, they are
+/// planned, and the attachment counts as lost.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Reattached {
+    /// Number of returns.
+    pub times: u32,
+    /// Time of the last one, for people; empty before the first.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub last: String,
+    /// The error of the last try, if it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why_not: Option<String>,
 }
 
 /// A step and its progress.
@@ -155,6 +185,8 @@ impl Record {
             version: VERSION,
             owner,
             steps: Vec::new(),
+            request: None,
+            reattached: None,
         }
     }
 
@@ -241,6 +273,22 @@ impl Record {
     pub fn is_by_rail_ipam(&self) -> bool {
         self.find::<IpamLease>()
             .is_some_and(|lease| lease.r#type == "rail-ipam")
+    }
+
+    /// The request of ADD; `None` for a record that was rebuilt, or that an older build wrote.
+    pub fn request(&self) -> Option<Request> {
+        let Some(lease) = self.find::<IpamLease>() else {
+            return self.request.clone();
+        };
+        Some(Request {
+            config: lease.config.clone(),
+            args: lease.args.clone(),
+        })
+    }
+
+    /// Whether its device is between the host and its pod once more.
+    pub fn is_returning(&self) -> bool {
+        self.reattached.is_some() && !self.is_attached()
     }
 
     /// Whether ADD came to its end.

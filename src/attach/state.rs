@@ -21,7 +21,7 @@ pub enum State {
     Elsewhere,
     /// The pod is alive, and its device is on the host: a driver that started anew made it there, the
     /// pod gave it away, or a DEL was killed. Its address stays until DEL, or until an ADD gets the
-    /// device.
+    /// device; `reattach.rs` returns the device to the pod.
     Lost,
     /// The device is on the host, and nothing shows whether the pod is alive; or the attachment was
     /// of the RDMA device alone.
@@ -59,10 +59,16 @@ pub fn of(record: &Record, node: &Node, host: &mut Socket) -> Result<State> {
         // The device is not in two places, whatever hides the pod.
         Life::Unknown(_) if has_returned(record, node, host)? => return Ok(State::OnHost),
         Life::Unknown(why) => return Ok(State::Unknown(why)),
-        Life::Alive if !record.is_attached() => return Ok(State::CutOff),
+        Life::Alive if !record.is_attached() && !record.is_returning() => {
+            return Ok(State::CutOff);
+        }
         Life::Alive => (),
     }
-    in_living(record, node, host).or_else(|error| Ok(State::Unknown(format!("{error:#}"))))
+    match in_living(record, node, host) {
+        Ok(State::Live(_)) if record.is_returning() => Ok(State::Lost),
+        Err(error) => Ok(State::Unknown(format!("{error:#}"))),
+        state => state,
+    }
 }
 
 fn has_returned(record: &Record, node: &Node, host: &mut Socket) -> Result<bool> {

@@ -41,6 +41,7 @@ pub fn end(
     node: &Node,
 ) -> Result<Ended> {
     let mut cx = Cx::open(&record.owner, record.facts(), node, &records.locks)?;
+    record.request = None;
     for step in &mut record.steps {
         if step.is::<DeviceInfo>() && step.is_left() {
             let done = step.change.step().undo(&mut cx);
@@ -121,7 +122,7 @@ pub struct Ended {
 
 /// Undoes what is in the pod, and moves the device to the host. Returns whether it is there, or
 /// gone from the node.
-fn take_home(record: &mut Record, cx: &mut Cx<'_>) -> Result<bool> {
+pub fn take_home(record: &mut Record, cx: &mut Cx<'_>) -> Result<bool> {
     if !record.owner.is_of_this_boot()? {
         // Neither the namespace nor the settings of the device exist any more.
         cx.place = Place::Gone;

@@ -10,9 +10,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 
-use crate::harness::{self, Host, rail, sample, vf_address, with};
+use crate::harness::{self, Call, Host, Sleeper, rail, sample, vf_address, with};
 use crate::host_address;
 use crate::trace::{self, Traced};
+
+/// `railctl reap --reattach`, as a verb of the sweep.
+const REATTACH: &str = "REATTACH";
 
 /// A host with one VF and two pods, and everything that there was before the first call.
 pub struct Bench {
@@ -92,11 +95,27 @@ impl Bench {
     }
 
     fn killed(&self, verb: &str, victim: Option<usize>) -> Traced {
-        trace::run(
-            &self.host.call(verb, "c1", &self.pods[0]),
-            &self.config,
-            |point| Some(point.count) == victim,
-        )
+        let call = match verb {
+            REATTACH => self.reattaching(),
+            _ => self.host.call(verb, "c1", &self.pods[0]),
+        };
+        trace::run(&call, &self.config, |point| Some(point.count) == victim)
+    }
+
+    fn reattaching(&self) -> Call {
+        let call = self.host.call("ADD", "c1", &self.pods[0]);
+        call.without("CNI_COMMAND")
+            .program(harness::railctl())
+            .args(&["reap", "--reattach"])
+    }
+
+    /// The driver of the device started anew, under a pod that lives.
+    fn lose(&self) {
+        let process = Sleeper::new(None);
+        let pid = process.pid();
+        self.host
+            .ip_in(&self.pods[0], &format!("link set net1 down netns {pid}"));
+        self.host.ip("link set net1 name vf0");
     }
 
     /// Of the host, of the pods, and of the folders.
@@ -250,8 +269,11 @@ fn sweep(test: &str, verb: &str, is_of_host: bool) {
 }
 
 fn begin(bench: &Bench, verb: &str) {
-    if verb == "DEL" {
+    if verb != "ADD" {
         bench.call("ADD", 0).ok();
+    }
+    if verb == REATTACH {
+        bench.lose();
     }
 }
 
@@ -283,6 +305,9 @@ fn add_heals(bench: &Bench, traced: &Traced, pod: usize, refused: u32) {
 
 /// The calls after each kill, and more after every fifth.
 fn aftermath(bench: &Bench, verb: &str, traced: &Traced, victim: usize) {
+    if verb == REATTACH {
+        return reattach_and_end(bench, traced, victim);
+    }
     del_and_add_again(bench, verb, traced);
     if victim % 5 == 0 {
         for (pod, refused) in [(0, 7), (1, 11)] {
@@ -290,6 +315,27 @@ fn aftermath(bench: &Bench, verb: &str, traced: &Traced, victim: usize) {
             add_heals(bench, &bench.killed(verb, Some(victim)), pod, refused);
         }
     }
+}
+
+/// The next try completes what was begun, and DEL ends it, however far it is.
+fn reattach_and_end(bench: &Bench, traced: &Traced, victim: usize) {
+    if victim % 2 == 0 {
+        bench.reattaching().run(&bench.config).ok();
+        assert!(bench.is_attached(), "after {:?}", traced.killed);
+        let rules = bench.host.ip_in(&bench.pods[0], "rule");
+        assert!(
+            rules.contains("from 172.16.0.0"),
+            "after {:?}",
+            traced.killed
+        );
+    }
+    bench.call("DEL", 0).ok();
+    bench.is_as_before(traced);
+}
+
+#[test]
+fn what_a_reattachment_killed_at_any_call_left_is_put_right() {
+    sweep("killsweep::reattach", REATTACH, false);
 }
 
 /// tests/contract-items, items 51, 123.

@@ -4,6 +4,7 @@
 mod device;
 mod handback;
 mod rdma;
+mod reattach;
 mod refused;
 mod routing;
 mod unnumbered;

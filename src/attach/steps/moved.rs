@@ -54,6 +54,12 @@ impl Step for Move {
 
     fn check(&self, _previous: &AddResult, cx: &mut Cx<'_>) -> Result<Vec<String>> {
         let id = cx.owner.device.id.clone();
+        if matches!(cx.place, Place::Host(_)) {
+            return Ok(vec![format!(
+                "the device {id} is on the host: its driver started anew, or the pod gave it away; `railctl reap \
+                 --reattach` attaches it again"
+            )]);
+        }
         let Some(link) = cx.link_in_pod() else {
             return Ok(vec![format!("the device {id} is not in the pod")]);
         };

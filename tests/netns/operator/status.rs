@@ -57,7 +57,7 @@ fn status_shows_rails_and_who_has_them() {
         *one,
         json!({"rail": 1, "state": "live", "network": "rail-1", "pod": "default/pod", "containerID": "c1",
             "ifname": "net1", "part": "whole", "netns": pod, "since": since, "device": vf_address(1), "pf": pf_address(1),
-            "addresses": ["172.18.0.0/31"], "mtu": 9000, "mac": mac, "link": "up", "rdma": [], "minPlanes": null, "source": null, "gids": [], "error": null, "tapped": null, "away": null})
+            "addresses": ["172.18.0.0/31"], "mtu": 9000, "mac": mac, "link": "up", "rdma": [], "minPlanes": null, "source": null, "gids": [], "error": null, "tapped": null, "away": null, "reattached": null})
     );
 
     let table = run(&host, &["status"]).ok().stdout;

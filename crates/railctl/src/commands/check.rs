@@ -105,7 +105,10 @@ fn look<'a>(one: &'a Attached, node: &Node) -> Option<Checked<'a>> {
             "its pod is gone, and the device has not returned: run `railctl doctor`".to_owned(),
         ),
         State::Lost => {
-            Some("the pod is alive, but the device is on the host: restart the pod".to_owned())
+            let remedy = one.remedy_of_loss();
+            Some(format!(
+                "the pod is alive, but the device is on the host: {remedy}"
+            ))
         }
         State::OnHost => Some(
             "the device is on the host, and the pod cannot be seen: run `railctl reap`".to_owned(),

@@ -114,6 +114,15 @@ impl Attached {
         }
     }
 
+    /// The remedy for a device that the pod has lost to the host.
+    pub fn remedy_of_loss(&self) -> String {
+        let reattached = self.record.reattached();
+        match reattached.and_then(|reattached| reattached.why_not.as_ref()) {
+            Some(why) => format!("it could not be attached again: {why}"),
+            None => "run `railctl reap --reattach`, or restart the pod".to_owned(),
+        }
+    }
+
     /// Whether the pod has the device.
     pub fn is_live(&self) -> bool {
         matches!(self.state, State::Live(_))

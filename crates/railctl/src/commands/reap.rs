@@ -1,4 +1,4 @@
-//! `railctl reap`: cleans up after lost DELs.
+//! `railctl reap`: cleans up after lost DELs, and attaches lost devices again.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,9 @@ use super::inventory::Inventory;
 use super::left;
 use super::rebuild::{self, Lost};
 use crate::output::{self, Output};
-use rail_cni::attach::attachments::{Attachment, Attachments, Ended, Owner, PendingAttachment};
+use rail_cni::attach::attachments::{
+    Attachment, Attachments, Ended, Owner, PendingAttachment, Reattachment, State,
+};
 use rail_cni::ipam::emptied::Found;
 use rail_cni::node::Node;
 use rail_netlink::Socket;
@@ -28,6 +30,10 @@ pub struct ReapArgs {
     /// emptied
     #[arg(long)]
     rebuild: bool,
+    /// Also attach devices again that running pods have lost to the host, where a driver started
+    /// anew
+    #[arg(long)]
+    reattach: bool,
     /// Also reap attachments whose pod cannot be checked; be sure it is gone
     #[arg(long, requires = "which")]
     force: bool,
@@ -61,6 +67,10 @@ struct Reaped {
     /// Attachments that remain, with the reason; without one in a dry run.
     left: Vec<(Attachment, Option<String>)>,
     in_use: usize,
+    /// Lost devices that are in their pods again, and those that are not, with the reason; without
+    /// one in a dry run.
+    reattached: Vec<Attachment>,
+    not_reattached: Vec<(Attachment, Option<String>)>,
     /// Pending steps of attachments whose device is home: undone now, still left, given up.
     undone: Vec<Attachment>,
     pending: Vec<Attachment>,
@@ -113,8 +123,10 @@ pub fn reap(node: &Node, args: &ReapArgs, output: Output) -> Result<ExitCode> {
         Output::Json => output::pretty(&reaped.json(args.dry_run)),
         Output::Table => reaped.text(args.dry_run),
     })?;
-    let is_done =
-        reaped.left.is_empty() && reaped.pending.is_empty() && reaped.unreadable.is_empty();
+    let is_done = reaped.left.is_empty()
+        && reaped.not_reattached.is_empty()
+        && reaped.pending.is_empty()
+        && reaped.unreadable.is_empty();
     Ok(if args.dry_run || is_done {
         ExitCode::SUCCESS
     } else {
@@ -129,10 +141,14 @@ impl Reaped {
             .iter()
             .map(|record| json(record, None))
             .collect();
-        let left: Vec<_> = self
-            .left
+        let with_error =
+            |(record, error): &(Attachment, Option<String>)| json(record, error.as_deref());
+        let left: Vec<_> = self.left.iter().map(with_error).collect();
+        let not_reattached: Vec<_> = self.not_reattached.iter().map(with_error).collect();
+        let reattached: Vec<_> = self
+            .reattached
             .iter()
-            .map(|(record, error)| json(record, error.as_deref()))
+            .map(|record| json(record, None))
             .collect();
         let steps = |records: &[Attachment]| records.iter().map(left::json).collect::<Vec<_>>();
         let rebuilt: Vec<_> = self
@@ -144,7 +160,7 @@ impl Reaped {
         json!({"dryRun": dry_run, "rebuilt": rebuilt, "lost": lost,
             "addresses": self.addresses.iter().map(|one| json!({"address": one.address, "interface": one.ifname,
                 "netns": one.netns.path})).collect::<Vec<_>>(), "givenBack": given_back, "left": left, "inUse": self.in_use,
-            "undone": steps(&self.undone), "pending": steps(&self.pending), "forgotten": steps(&self.forgotten),
+            "reattached": reattached, "notReattached": not_reattached, "undone": steps(&self.undone), "pending": steps(&self.pending), "forgotten": steps(&self.forgotten),
             "unreadable": self.unreadable, "dropped": self.dropped})
     }
 
@@ -180,6 +196,19 @@ impl Reaped {
             Some(error) => format!("cannot return {}: {error}", describe(record)),
             None => format!("would return {}", describe(record)),
         }));
+        lines.extend(
+            self.reattached
+                .iter()
+                .map(|record| format!("attached again: {}", describe(record))),
+        );
+        lines.extend(
+            self.not_reattached
+                .iter()
+                .map(|(record, error)| match error {
+                    Some(error) => format!("cannot attach again: {}: {error}", describe(record)),
+                    None => format!("would attach again: {}", describe(record)),
+                }),
+        );
         let undone = self.undone.iter().map(|record| record.owner.describe());
         lines.extend(undone.map(|holder| format!("nothing is left to undo of {holder}")));
         let pending = self.pending.iter().map(|record| ("pending for", record));
@@ -207,6 +236,13 @@ impl Reaped {
             self.left.len(),
             self.in_use
         );
+        if !self.reattached.is_empty() || !self.not_reattached.is_empty() {
+            sum += &format!(
+                "; lost: {} attached again, {} not",
+                self.reattached.len(),
+                self.not_reattached.len()
+            );
+        }
         if !self.undone.is_empty() || !self.pending.is_empty() || !self.forgotten.is_empty() {
             let (undone, pending, forgotten) =
                 (self.undone.len(), self.pending.len(), self.forgotten.len());
@@ -257,6 +293,9 @@ fn reap_attachments(
     all.sort_by(|one, other| one.owner.device.id.cmp(&other.owner.device.id));
     for attachment in all {
         if !args.means(&attachment) {
+            continue;
+        }
+        if args.reattach && reattach(attachments, &attachment, node, args.dry_run, reaped)? {
             continue;
         }
         if let Err(error) = reap_one(attachments, &attachment, node, args, reaped) {
@@ -321,6 +360,33 @@ fn report_pending(attachments: &Attachments, args: &ReapArgs, reaped: &mut Reape
         }
     }
     Ok(())
+}
+
+/// Attaches a lost device again. Returns whether it was lost.
+fn reattach(
+    attachments: &Attachments,
+    attachment: &Attachment,
+    node: &Node,
+    is_dry: bool,
+    reaped: &mut Reaped,
+) -> Result<bool> {
+    if is_dry {
+        let is_lost = attachment.state(node, &mut Socket::open()?)? == State::Lost;
+        if is_lost {
+            reaped.not_reattached.push((attachment.clone(), None));
+        }
+        return Ok(is_lost);
+    }
+    match attachments.reattach(attachment, node) {
+        Ok(Reattachment::NotLost) => return Ok(false),
+        Ok(Reattachment::Busy) => reaped.in_use += 1,
+        Ok(Reattachment::Reattached) => reaped.reattached.push(attachment.clone()),
+        Err(error) => {
+            let why = format!("{error:#}");
+            reaped.not_reattached.push((attachment.clone(), Some(why)));
+        }
+    }
+    Ok(true)
 }
 
 fn reap_one(

@@ -216,8 +216,9 @@ fn todo(node: &Node, inventory: &Inventory) -> Vec<String> {
                 ));
             }
             State::Lost => todo.push(format!(
-                "{what}: {} is on the host, and the pod is alive: restart the pod",
-                owner.device.id
+                "{what}: {} is on the host, and the pod is alive: {}",
+                owner.device.id,
+                one.remedy_of_loss()
             )),
             State::Live(_) | State::OnHost | State::Dead | State::CutOff => (),
         }
@@ -454,7 +455,7 @@ fn json(node_name: &str, inventory: &Inventory, todo: &[String]) -> Value {
             "mtu": link.map(|link| link.mtu), "mac": link.map(|link| &link.mac),
             "source": record.has_host_addresses().then_some("host"), "minPlanes": owner.min_planes,
             "link": link.map(link_state), "rdma": rdma_of(one, inventory), "gids": record.gids(),
-            "error": one.error(), "tapped": one.tapped.as_ref().map(Tapped::json),
+            "reattached": record.reattached(), "error": one.error(), "tapped": one.tapped.as_ref().map(Tapped::json),
             "away": one.away.as_ref().map(|away| json!({"interface": away.ifname, "netns": away.netns, "pod": away.pod})),
         })
     });

@@ -274,6 +274,46 @@ impl Rdma {
         Ok(false)
     }
 
+    /// Takes over the indexes and names of the devices on the host, which their driver may have made
+    /// anew. Fails while there are fewer than before.
+    pub fn renew(&mut self, conf: &NetConf, cx: &Cx<'_>) -> Result<()> {
+        let count_before = self.names.len().max(self.moving.len());
+        if count_before == 0 {
+            return Ok(());
+        }
+        if let Some(bound) = &cx.facts.driver {
+            restore_names_made_anew(bound, cx).unwrap_or_else(|error| log::warn!("{error:#}"));
+        }
+        let id = &cx.owner.device.id;
+        let function = cx.function.as_ref();
+        let names = function.map_or_else(|| Ok(Vec::new()), Function::list_rdma_devices)?;
+        let count = names.len();
+        if count < count_before {
+            fail!(
+                TryAgain,
+                "{id} had {count_before} RDMA devices, and has {count} on the host: its driver has not made them anew yet"
+            );
+        }
+        let is_any = !self.moving.is_empty() || self.renamed.is_some();
+        if let Some(mut host) = if is_any { rdma::open()? } else { None } {
+            let devices = rdma::named(&mut host, &names)?;
+            for (moving, device) in self.moving.iter_mut().zip(&devices) {
+                refuse_in_use(&mut host, device, id)?;
+                moving.index = device.index;
+            }
+            if let (Some(renamed), Some(device)) = (&mut self.renamed, devices.first()) {
+                renamed.index = device.index;
+            }
+        }
+        let renamed = self.renamed.as_ref();
+        let wanted = renamed.and_then(|renamed| renamed.wanted.clone());
+        self.names = wanted.map_or(names, |wanted| vec![wanted]);
+        if conf.gid.is_some() {
+            self.roce_devices = function.map_or(0, Function::roce_devices);
+        }
+        Ok(())
+    }
+
     /// Takes over from an earlier attachment what it could not restore.
     pub fn inherit(&mut self, previous: &Rdma) {
         let names = previous

@@ -838,8 +838,10 @@ fn records(inventory: &Inventory, stocks: &[Stock<'_>], found: &mut Findings) {
         match attached.state {
             State::Lost => found.add(Check::warn(
                 name,
-                format!("{what}, which is alive, is on the host"),
-                "restart the pod: a driver that started anew took its rail, or it gave it away",
+                format!(
+                    "{what}, which is alive, is on the host: its driver started anew, or the pod gave it away"
+                ),
+                attached.remedy_of_loss(),
             )),
             State::Elsewhere => found.add(Check::warn(
                 name,

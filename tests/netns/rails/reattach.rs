@@ -1,0 +1,332 @@
+//! A driver that started anew made its netdev on the host, under a pod that lives. `railctl reap
+//! --reattach` returns the rail to the pod, as ADD made it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::harness::{self, Host, Ran, Sleeper, rail, vf_address, with};
+
+/// A pod that has rail 0 with all that a network can set without a PF.
+struct Attached {
+    host: Host,
+    pod: PathBuf,
+    config: Value,
+    /// The result of ADD.
+    added: Value,
+    /// The host before ADD.
+    before: Value,
+}
+
+impl Attached {
+    fn new(test: &str, config: impl Fn(&Host) -> Value) -> Option<Attached> {
+        let host = Host::new(test)?;
+        host.add_rail(0);
+        host.ip("link property add dev vf0 altname enp1s0v0");
+        let before = host.snapshot();
+        let pod = host.add_netns("pod");
+        let config = config(&host);
+        let added = host.cni("ADD", "c1", &pod, &config).ok().json();
+        Some(Attached {
+            host,
+            pod,
+            config,
+            added,
+            before,
+        })
+    }
+
+    /// The netdev is on the host, under its former name, with the MAC that it has.
+    fn lose(&self) {
+        let process = Sleeper::new(None);
+        let pid = process.pid();
+        self.host
+            .ip_in(&self.pod, &format!("link set net1 down netns {pid}"));
+        self.host.ip("link set net1 name vf0");
+    }
+
+    fn check(&self) -> Ran {
+        let config = with(self.config.clone(), json!({"prevResult": self.added}));
+        self.host.cni("CHECK", "c1", &self.pod, &config)
+    }
+
+    fn status(&self) -> Value {
+        let shown = railctl(&self.host, &["status", "--output", "json"]).json();
+        shown["attachments"][0].clone()
+    }
+
+    fn reattach(&self) -> Ran {
+        railctl(&self.host, &["reap", "--reattach"])
+    }
+
+    /// Routes, rules and addresses of the pod, by what they say.
+    fn network(&self) -> Vec<String> {
+        let show = |what| {
+            let mut lines: Vec<_> = self
+                .host
+                .ip_in(&self.pod, what)
+                .lines()
+                .map(str::to_owned)
+                .collect();
+            lines.sort();
+            lines.join("\n")
+        };
+        vec![
+            show("-4 -br address show dev net1"),
+            show("-4 route show table all dev net1"),
+            show("-4 rule"),
+        ]
+    }
+
+    #[track_caller]
+    fn is_whole_and_ends(&self) {
+        self.check().ok();
+        assert_eq!(self.status()["state"], "live");
+        self.host.cni("DEL", "c1", &self.pod, &self.config).ok();
+        assert_eq!(self.host.snapshot(), self.before);
+        assert!(self.host.leases().is_empty());
+    }
+
+    /// The rail stays lost with this reason, which `status` shows, and its address stays leased.
+    #[track_caller]
+    fn stays_lost(&self, why: &str) {
+        let done = self.reattach();
+        assert_eq!(done.status, 1, "{done:?}");
+        assert!(done.stdout.contains(why), "{done:?}");
+        let shown = self.status();
+        assert_eq!(shown["state"], "lost", "{shown}");
+        let noted = shown["reattached"]["whyNot"].as_str().unwrap_or_default();
+        assert!(noted.contains(why), "{shown}");
+    }
+}
+
+fn railctl(host: &Host, args: &[&str]) -> Ran {
+    let mut command = Command::new(harness::railctl());
+    command
+        .args(args)
+        .env("RAIL_CNI_NODE_CONFIG", host.path("node.json"));
+    command.output().unwrap().into()
+}
+
+fn full(_: &Host) -> Value {
+    let more = json!({
+        "mac": "02:00:00:00:00:77", "gid": "off", "routes": [{"dst": "10.9.0.0/16"}],
+        "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"},
+    });
+    with(rail(0), more)
+}
+
+fn file(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn a_lost_rail_comes_back_as_add_made_it() {
+    let Some(attached) = Attached::new("reattach::back", full) else {
+        return;
+    };
+    let network = attached.network();
+    attached.lose();
+    assert_eq!(attached.status()["state"], "lost");
+    let differs = attached.check().error(100);
+    assert!(
+        differs["msg"]
+            .as_str()
+            .unwrap()
+            .contains("railctl reap --reattach"),
+        "{differs}"
+    );
+    let found = attached.host.snapshot();
+    let dry = railctl(&attached.host, &["reap", "--reattach", "--dry-run"]).ok();
+    assert!(dry.stdout.contains("would attach again: vf0"), "{dry:?}");
+    assert_eq!(attached.host.snapshot(), found);
+
+    let done = attached.reattach().ok();
+    assert!(done.stdout.contains("1 attached again"), "{done:?}");
+    assert_eq!(attached.network(), network);
+    let pod = &attached.pod;
+    assert_eq!(attached.host.sysctl(pod, "ipv4/conf/net1/arp_filter"), "1");
+    assert_eq!(attached.host.sysctl(pod, "ipv4/conf/net1/arp_ignore"), "1");
+    assert_eq!(attached.status()["reattached"]["times"], 1);
+
+    attached.lose();
+    attached.reattach().ok();
+    assert_eq!(attached.status()["reattached"]["times"], 2);
+    attached.is_whole_and_ends();
+}
+
+/// The netdev of a VF that its driver made anew has another index and, where nobody prescribes one,
+/// another MAC. The function tells whose it is.
+#[test]
+fn a_vf_that_its_driver_made_anew_comes_back() {
+    let Some(host) = Host::new("reattach::anew") else {
+        return;
+    };
+    host.add_rail(0);
+    host.make_vf(0, "mlx5_core");
+    let pod = host.add_netns("pod");
+    let more = json!({"device": "", "deviceID": vf_address(0), "mtu": 1400, "gid": "off"});
+    let config = with(rail(0), more);
+    let added = host.cni("ADD", "c1", &pod, &config).ok().json();
+    host.ip_in(&pod, "link del net1");
+    let leaf = host.leaf();
+    host.ip(&format!(
+        "link add vf0 index 900 address 02:00:00:00:09:00 type veth peer name leaf0 netns {leaf}"
+    ));
+    let before = host.snapshot();
+    railctl(&host, &["reap", "--reattach"]).ok();
+    let check = with(config.clone(), json!({ "prevResult": added }));
+    host.cni("CHECK", "c1", &pod, &check).ok();
+    let link = &host.json(Some(&pod), "link show net1")[0];
+    assert_eq!(link["address"], "02:00:00:00:09:00");
+    host.cni("DEL", "c1", &pod, &config).ok();
+    let after = host.snapshot();
+    assert_eq!(
+        after["links"]["vf0"]["mtu"], before["links"]["vf0"]["mtu"],
+        "{after}"
+    );
+    assert!(host.leases().is_empty() && host.records().is_empty());
+}
+
+/// Nothing is lost, and nothing is done.
+#[test]
+fn a_rail_that_its_pod_has_is_left_alone() {
+    let Some(attached) = Attached::new("reattach::alone", full) else {
+        return;
+    };
+    let record = file(&attached.host.records()[0]);
+    attached.reattach().ok();
+    assert_eq!(file(&attached.host.records()[0]), record);
+    attached.is_whole_and_ends();
+}
+
+#[test]
+fn a_rail_without_an_address_comes_back() {
+    let without = |_: &Host| {
+        let mut config = full_without_ipam();
+        config["mtu"] = json!(1400);
+        config
+    };
+    let Some(attached) = Attached::new("reattach::no_ipam", without) else {
+        return;
+    };
+    attached.lose();
+    attached.reattach().ok();
+    attached.is_whole_and_ends();
+}
+
+fn full_without_ipam() -> Value {
+    let mut config = with(rail(0), json!({"mac": "02:00:00:00:00:77", "gid": "off"}));
+    config.as_object_mut().unwrap().remove("ipam");
+    config
+}
+
+/// The address of another IPAM plugin stays what it is: the plugin is not asked.
+#[test]
+fn a_rail_of_another_ipam_comes_back() {
+    let of_static = |host: &Host| {
+        host.add_static();
+        host.with_static(full_without_ipam(), "172.16.0.0/31", "172.16.0.1")
+    };
+    let Some(attached) = Attached::new("reattach::static", of_static) else {
+        return;
+    };
+    let network = attached.network();
+    attached.lose();
+    attached.reattach().ok();
+    assert_eq!(attached.network(), network);
+    attached.is_whole_and_ends();
+}
+
+#[test]
+fn what_stands_in_the_way_is_said_and_tried_again() {
+    let Some(attached) = Attached::new("reattach::refused", full) else {
+        return;
+    };
+    let Attached { host, pod, .. } = &attached;
+    attached.lose();
+    host.ip_in(
+        pod,
+        "link add net1 index 700 type veth peer name net1-peer index 701",
+    );
+    attached.stays_lost("already has an interface net1");
+    host.ip_in(pod, "link del net1");
+    host.ip("address add 192.0.2.9/24 dev vf0");
+    attached.stays_lost("192.0.2.9");
+    host.ip("address del 192.0.2.9/24 dev vf0");
+    // Whoever gets the address may have it by now.
+    let lease = &host.leases()[0];
+    let content = std::fs::read(lease).unwrap();
+    std::fs::remove_file(lease).unwrap();
+    attached.stays_lost("the lease of 172.16.0.0 is gone");
+    std::fs::write(lease, content).unwrap();
+    attached.reattach().ok();
+    assert_eq!(attached.status()["reattached"]["whyNot"], Value::Null);
+    attached.is_whole_and_ends();
+}
+
+/// A step fails after the move: the device is on the host again, and a later try succeeds.
+#[test]
+fn a_rail_whose_steps_fail_stays_lost() {
+    let Some(attached) = Attached::new("reattach::failed", full) else {
+        return;
+    };
+    let Attached { host, pod, .. } = &attached;
+    attached.lose();
+    // Another interface has the route that the rail needs, with its metric.
+    host.ip_in(
+        pod,
+        "link add other index 700 type veth peer name other-peer index 701",
+    );
+    host.ip_in(pod, "link set other-peer up");
+    host.ip_in(pod, "link set other up");
+    host.ip_in(pod, "route add 10.9.0.0/16 dev other metric 1000");
+    attached.stays_lost("10.9.0.0/16");
+    assert!(host.ip("link show vf0").contains("vf0"));
+    assert!(!host.ip_in(pod, "rule").contains("172.16.0.0"));
+    host.ip_in(pod, "link del other");
+    attached.reattach().ok();
+    attached.is_whole_and_ends();
+}
+
+/// The runtime's GC does not know attachments that Multus made.
+#[test]
+fn gc_keeps_a_lost_rail() {
+    let Some(attached) = Attached::new("reattach::gc", full) else {
+        return;
+    };
+    attached.lose();
+    let config = with(
+        attached.config.clone(),
+        json!({"cni.dev/valid-attachments": []}),
+    );
+    attached.host.cni("GC", "", Path::new(""), &config).ok();
+    assert_eq!(attached.status()["state"], "lost");
+    attached.reattach().ok();
+    attached.is_whole_and_ends();
+}
+
+/// A pod that gets the device of a lost rail has it: the rail cannot come back.
+#[test]
+fn a_device_that_another_pod_got_does_not_come_back() {
+    let Some(attached) = Attached::new("reattach::other", full) else {
+        return;
+    };
+    attached.lose();
+    let next = attached.host.add_netns("next");
+    attached.host.cni("ADD", "c2", &next, &attached.config).ok();
+    attached.reattach().ok();
+    assert!(
+        !attached
+            .host
+            .ip_in(&attached.pod, "-br link")
+            .contains("net1")
+    );
+    attached.host.cni("DEL", "c2", &next, &attached.config).ok();
+    attached
+        .host
+        .cni("DEL", "c1", &attached.pod, &attached.config)
+        .ok();
+    assert_eq!(attached.host.snapshot(), attached.before);
+}
