@@ -12,7 +12,7 @@ use crate::report::{Cable, Doctor, Show, Status};
 use crate::revision::Revision;
 
 /// Name, type and help of each metric.
-pub const METRICS: [(&str, &str, &str); 30] = [
+pub const METRICS: [(&str, &str, &str); 31] = [
     (
         "rail_cni_agent_info",
         "gauge",
@@ -130,6 +130,11 @@ pub const METRICS: [(&str, &str, &str); 30] = [
         "Devices that the agent restored after DELs were lost.",
     ),
     (
+        "rail_cni_reattached_total",
+        "counter",
+        "Devices that running pods had lost to the host, and the agent attached again.",
+    ),
+    (
         "rail_cni_plan_held_back",
         "gauge",
         "1 while a plan is held back because it would take addresses from running pods.",
@@ -200,6 +205,8 @@ pub struct Metrics {
     pub refusals: Refusals,
     /// Devices that `railctl reap` restored.
     pub reaped: u64,
+    /// Devices that `railctl reap` attached again.
+    pub reattached: u64,
     /// Dropped Events.
     pub events_dropped: u64,
     /// Failures to run programs of the host, by program.
@@ -313,6 +320,7 @@ impl Metrics {
         }
         page.add("rail_cni_heals_total", &[], self.heals);
         page.add("rail_cni_reaped_total", &[], self.reaped);
+        page.add("rail_cni_reattached_total", &[], self.reattached);
         if let Some(plan) = &self.plan {
             page.add(
                 "rail_cni_plan_held_back",

@@ -202,6 +202,18 @@ pub struct Attachment {
     pub link: Option<String>,
     /// The link that takes the frames of the rail, if another namespace does.
     pub tapped: Option<Tap>,
+    /// The returns of the device to the pod that had lost it; `None` before the first try.
+    pub reattached: Option<Reattached>,
+}
+
+/// The returns of a device to the pod that had lost it to the host.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Reattached {
+    /// Their number.
+    pub times: u32,
+    /// Why the last try failed.
+    pub why_not: Option<String>,
 }
 
 /// A link in another namespace that takes the frames of a rail.
@@ -225,6 +237,17 @@ impl Attachment {
     /// Whether a running pod lost the device to the host.
     pub fn is_lost(&self) -> bool {
         self.state == "lost"
+    }
+
+    /// The number of returns of the device to the pod.
+    pub fn returns(&self) -> u32 {
+        self.reattached.as_ref().map_or(0, |one| one.times)
+    }
+
+    /// Why the device is still lost, after a try to attach it again.
+    pub fn why_not_back(&self) -> Option<&str> {
+        let reattached = self.reattached.as_ref().filter(|_| self.is_lost())?;
+        reattached.why_not.as_deref()
     }
 
     /// `net4 of rail 3 of pod ai/trainer-0`, for Events.

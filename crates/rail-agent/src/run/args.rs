@@ -75,6 +75,9 @@ pub struct RunArgs {
     /// pauses
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=86400))]
     pub(super) taint_after: u64,
+    /// Do not attach rails again that running pods lost to the host, where a driver started anew
+    #[arg(long)]
+    pub(super) no_reattach: bool,
     /// Serve the kubelet's device plugin API: offer the devices of the rails as this resource, or
     /// for a pattern such as nvidia.com/rail-{rail} as one resource per rail; empty: no resource
     #[arg(long, value_name = "RESOURCE", default_value = "", value_parser = devices::parse_resource)]

@@ -146,7 +146,10 @@ impl Agent {
     fn follow_losses(&mut self, attachments: &[Attachment]) {
         let before = std::mem::take(&mut self.losses);
         self.report_all(losses::notices(&before, attachments));
-        self.losses = losses::lost(attachments);
+        if losses::is_any_new(&before, attachments) {
+            self.reap_due = Instant::now();
+        }
+        self.losses = losses::seen(attachments);
     }
 
     /// Reports Events that lack the UIDs of their pods.

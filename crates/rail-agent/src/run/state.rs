@@ -33,7 +33,8 @@ use crate::serve::{self, Shared};
 use crate::text::log;
 use crate::watch::{self, Seen};
 
-/// Passes between tries to write a plan or to create VFs, which pods or a full disk hold up.
+/// Passes between tries to write a plan, to create VFs, or to attach lost rails again, which pods or
+/// a full disk hold up.
 pub(super) const RETRY_LOOKS: u32 = 4;
 /// The longest time between such tries.
 pub(super) const RETRY_MAX_INTERVAL: Duration = Duration::from_secs(60);
@@ -109,8 +110,8 @@ pub(super) struct Agent {
     pub(super) wake: Wake,
     pub(super) flaps: Flaps,
     pub(super) taps: taps::Seen,
-    /// The rails that running pods had lost at the last look.
-    pub(super) losses: losses::Lost,
+    /// The attachments at the last look: which rails were lost.
+    pub(super) losses: losses::Seen,
     pub(super) logged: HashMap<&'static str, String>,
 }
 
@@ -212,7 +213,7 @@ impl Agent {
             wake: Wake::begin(),
             flaps: Flaps::default(),
             taps: taps::Seen::new(),
-            losses: losses::Lost::new(),
+            losses: losses::Seen::new(),
             logged: HashMap::new(),
         })
     }

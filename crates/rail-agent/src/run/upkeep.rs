@@ -6,21 +6,33 @@ use anyhow::{Result, bail};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
-use super::state::{Agent, RETRY_MAX_INTERVAL};
+use super::state::{Agent, RETRY_LOOKS, RETRY_MAX_INTERVAL};
 use crate::claims;
 use crate::dranet;
 use crate::report::{Attachment, Preflight};
 use crate::runtime::jittered;
 use crate::text::{error_text, log};
 
-/// Time between runs of `railctl reap`.
+/// Time between runs of `railctl reap` while no rail is lost.
 const REAP_INTERVAL: Duration = Duration::from_secs(900);
 
 impl Agent {
-    /// Restores the leftovers of lost DELs.
+    /// Restores the leftovers of lost DELs, and attaches the rails again that running pods lost.
     pub(super) async fn reap(&mut self) {
-        self.reap_due = Instant::now() + jittered(REAP_INTERVAL);
-        match self.railctl_json::<Value>(&["reap"]).await {
+        let reattaches = !self.args.no_reattach;
+        let is_any_lost = self.losses.values().any(Attachment::is_lost);
+        let interval = if reattaches && is_any_lost {
+            RETRY_MAX_INTERVAL.min(Duration::from_secs(self.args.interval) * RETRY_LOOKS)
+        } else {
+            REAP_INTERVAL
+        };
+        self.reap_due = Instant::now() + jittered(interval);
+        let arguments: &[&str] = if reattaches {
+            &["reap", "--reattach"]
+        } else {
+            &["reap"]
+        };
+        match self.railctl_json::<Value>(arguments).await {
             Ok(report) => {
                 let length = |key: &str| report[key].as_array().map_or(0, Vec::len);
                 let (returned, left) = (length("givenBack"), length("left"));
@@ -32,9 +44,19 @@ impl Agent {
                         ),
                     );
                 }
+                let reattached = length("reattached");
+                if reattached > 0 {
+                    let what = "devices that running pods had lost were attached again";
+                    log("info", &format!("reap: {reattached} {what}"));
+                }
+                let stays_lost = reasons(&report["notReattached"]);
+                self.log_change("reattach", stays_lost);
                 let returned = u64::try_from(returned).unwrap_or(u64::MAX);
-                self.shared
-                    .with(|metrics| metrics.reaped = metrics.reaped.saturating_add(returned));
+                let reattached = u64::try_from(reattached).unwrap_or(u64::MAX);
+                self.shared.with(|metrics| {
+                    metrics.reaped = metrics.reaped.saturating_add(returned);
+                    metrics.reattached = metrics.reattached.saturating_add(reattached);
+                });
                 self.log_change("reap", None);
             }
             Err(error) => self.log_change("reap", Some(error_text(&error))),
@@ -119,4 +141,18 @@ impl Agent {
         }
         Ok(())
     }
+}
+
+/// The errors of a list of devices; `None` without any.
+fn reasons(devices: &Value) -> Option<String> {
+    let devices = devices.as_array()?;
+    let errors: Vec<_> = devices
+        .iter()
+        .filter_map(|device| device["error"].as_str())
+        .collect();
+    let text = format!(
+        "running pods lost rails that cannot be attached again: {}",
+        errors.join("; ")
+    );
+    (!errors.is_empty()).then_some(text)
 }

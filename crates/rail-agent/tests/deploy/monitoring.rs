@@ -141,7 +141,7 @@ fn the_samples_are_of_metrics_that_the_agent_has() {
 
 /// An alert, the minutes for which it waits, the sample of a node that makes it fire, and the value
 /// that does, with what a minute adds.
-const ALERTS: [(&str, u32, &str, &str); 19] = [
+const ALERTS: [(&str, u32, &str, &str); 20] = [
     ("RailNodeNotReady", 10, "rail_cni_ready", "0"),
     (
         "RailLinkDown",
@@ -185,12 +185,8 @@ const ALERTS: [(&str, u32, &str, &str); 19] = [
         r#"rail_cni_attachments{state="tapped"}"#,
         "0 1",
     ),
-    (
-        "RailLost",
-        1,
-        r#"rail_cni_attachments{state="lost"}"#,
-        "0 1",
-    ),
+    ("RailLost", 2, r#"rail_cni_attachments{state="lost"}"#, "1"),
+    ("RailReattached", 1, "rail_cni_reattached_total", "0 1"),
     (
         "RailDeviceMisplaced",
         10,

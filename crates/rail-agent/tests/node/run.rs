@@ -1392,7 +1392,7 @@ fn node_and_pod_are_told_of_a_rail_that_a_running_pod_lost() {
     on_a_node(
         "run::node_and_pod_are_told_of_a_rail_that_a_running_pod_lost",
         || {
-            let (api, agent) = ready(&[]);
+            let (api, agent) = ready(&["--no-reattach"]);
             start_pod("pod-a", 0);
             agent.until_looks(2);
             sh("ip -n pod-a link set net1 down netns 1");
@@ -1407,6 +1407,36 @@ fn node_and_pod_are_told_of_a_rail_that_a_running_pod_lost() {
                 served("/metrics").contains(r#"rail_cni_attachments{state="lost"} 0"#)
             });
             assert_eq!(api.events("RailLost").len(), 2, "each is told once");
+        },
+    );
+}
+
+/// Its address, routes and rules are there again, and node and pod are told.
+#[test]
+fn a_rail_that_a_running_pod_lost_is_attached_again() {
+    on_a_node(
+        "run::a_rail_that_a_running_pod_lost_is_attached_again",
+        || {
+            let (api, agent) = ready(&[]);
+            start_pod("pod-a", 0);
+            agent.until_looks(2);
+            let network = || sh("ip -n pod-a -4 -br address show dev net1; ip -n pod-a rule");
+            let before = network();
+            sh("ip -n pod-a link set net1 down netns 1");
+            // The sysfs of files does not know it by that name.
+            agent.until("the reason", || api.events("RailNotReattached").len() == 2);
+            sh("ip link set net1 name vf0");
+            agent.until("back", || api.events("RailBack").len() == 2);
+            assert_eq!(
+                api.events("RailNotReattached").len(),
+                2,
+                "each is told once"
+            );
+            assert_eq!(network(), before);
+            assert_eq!(api.events("RailLost").len(), 2);
+            assert!(served("/metrics").contains("rail_cni_reattached_total 1"));
+            assert!(served("/metrics").contains(r#"rail_cni_attachments{state="live"} 1"#));
+            end_pod("pod-a", 0);
         },
     );
 }
