@@ -32,7 +32,7 @@ use crate::{fail, failure, files, watchdog};
 use rail_netlink::Socket;
 use rail_netlink::link::Link;
 
-/// The outcome of [`reattach`].
+/// The outcome of a try to attach a lost device again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The pod has its rail again.
