@@ -24,6 +24,9 @@ const USERSPACE_DRIVERS: [&str; 4] = ["vfio-pci", "uio_pci_generic", "igb_uio", 
 pub const ETHERNET: &str = "Ethernet";
 const INFINIBAND: &str = "InfiniBand";
 
+/// Names of the files for verbs, without their numbers.
+const UVERBS: &str = "uverbs";
+
 /// A PCI function or an auxiliary device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
@@ -231,25 +234,29 @@ impl Function {
 
     /// The files in /dev by which a program uses it besides its netdev: verbs and connections of
     /// RDMA, or VFIO. Not those for management datagrams, with which a pod could speak for the
-    /// node.
-    pub fn char_devices(&self) -> Result<Vec<PathBuf>> {
+    /// node. Those that do not exist are left out: a container with one does not start.
+    ///
+    /// `is_to_move`: the RDMA devices are on the host, and ADD will move them. The kernel then
+    /// numbers their files anew.
+    pub fn char_devices(&self, sysfs: &Path, is_to_move: bool) -> Result<Vec<PathBuf>> {
         let dev = Path::new("/dev");
         if self.is_userspace() {
             let group = self.iommu_group().map(|group| dev.join("vfio").join(group));
-            return Ok([Some(dev.join("vfio/vfio")), group]
-                .into_iter()
-                .flatten()
-                .collect());
+            let files = [Some(dev.join("vfio/vfio")), group].into_iter().flatten();
+            return Ok(files.filter(|file| file.exists()).collect());
         }
-        let mut verbs = names(&self.path.join("infiniband_verbs"))?;
-        verbs.retain(|name| name.starts_with("uverbs"));
+        let dev = dev.join("infiniband");
+        let mut verbs = names_starting_with(&self.path.join("infiniband_verbs"), UVERBS)?;
+        verbs.retain(|name| dev.join(name).exists());
         verbs.sort();
         let cm = (!verbs.is_empty()).then(|| "rdma_cm".to_owned());
-        Ok(verbs
-            .into_iter()
-            .chain(cm)
-            .map(|name| dev.join("infiniband").join(name))
-            .collect())
+        let cm = cm.filter(|name| dev.join(name).exists());
+        if is_to_move {
+            let all = names_starting_with(&sysfs.join("class/infiniband_verbs"), UVERBS)?;
+            verbs = uverbs_after_move(&all, &verbs);
+        }
+        let files = verbs.into_iter().chain(cm);
+        Ok(files.map(|name| dev.join(name)).collect())
     }
 
     /// Whether the function is a VF.
@@ -846,6 +853,24 @@ fn names(dir: &Path) -> Result<Vec<String>> {
         .collect()
 }
 
+/// The names of the uverbs devices `own`, of `all` on the node, after their RDMA devices have moved
+/// to another namespace one by one: the kernel frees the number of each, and then takes the lowest
+/// free one (ib_uverbs_add_one).
+fn uverbs_after_move(all: &[String], own: &[String]) -> Vec<String> {
+    let number_of = |name: &String| -> Option<u32> { name.strip_prefix(UVERBS)?.parse().ok() };
+    let mut taken: BTreeSet<u32> = all.iter().filter_map(number_of).collect();
+    let mut after = Vec::new();
+    for name in own {
+        if let Some(number) = number_of(name) {
+            taken.remove(&number);
+        }
+        let lowest = (0..).find(|number| !taken.contains(number));
+        taken.extend(lowest);
+        after.extend(lowest.map(|number| format!("{UVERBS}{number}")));
+    }
+    after
+}
+
 fn names_starting_with(dir: &Path, prefix: &str) -> Result<Vec<String>> {
     Ok(names(dir)?
         .into_iter()
@@ -894,6 +919,19 @@ mod tests {
         ] {
             assert_eq!(DeviceId::parse(bad), None, "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_move_gives_a_verbs_device_the_lowest_free_number() {
+        let named = |numbers: &[u32]| -> Vec<String> {
+            let names = numbers.iter().map(|number| format!("uverbs{number}"));
+            names.collect()
+        };
+        let after = |all: &[u32], own: &[u32]| uverbs_after_move(&named(all), &named(own));
+        assert_eq!(after(&[0, 1, 2], &[1]), named(&[1]));
+        assert_eq!(after(&[1, 2, 3], &[3]), named(&[0]));
+        assert_eq!(after(&[0, 3, 4], &[3, 4]), named(&[1, 2]));
+        assert_eq!(after(&[0, 1], &[]), named(&[]));
     }
 
     /// A PF in switchdev mode with a VF and an SF.

@@ -7,7 +7,8 @@
 //! 3. `netns-INODE`, while an ADD without a rail chooses a routing table
 //! 4. `turn`, while a device moves and is set up, or restored
 //! 5. `pending`, while a pending record is written
-//! 6. `binding`, while a driver is bound, until netdev and RDMA device exist
+//! 6. `binding`, while a driver is bound, until netdev and RDMA device exist; and while an RDMA
+//!    device moves
 //! 7. `pf-ADDRESS`, while the PF sets something, or its VF's driver is bound
 
 use std::time::Duration;
@@ -148,7 +149,8 @@ impl Locks {
         self.0.lock("pending", PATIENCE)
     }
 
-    /// Locks the binding of drivers on this node: one at a time.
+    /// Locks the binding of drivers and the moves of RDMA devices on this node: one at a time. The
+    /// kernel frees names and numbers (`mlx5_4`, `uverbs4`), and then takes the lowest free ones.
     pub fn binding(&self) -> Result<Lock> {
         let lock = self.0.lock("binding", PATIENCE);
         lock.context("waiting for another device whose driver is being bound again")

@@ -40,6 +40,44 @@ check_sees_that_the_device_has_left_the_pod() {
     del pod1 net1 "$config"
 }
 
+# verbs_of NAME: the file of an RDMA device, in whatever namespace that is.
+verbs_of() {
+    local entry
+    for entry in /sys/class/infiniband_verbs/uverbs*; do
+        [[ $(<"$entry/ibdev") != "$1" ]] || printf '/dev/infiniband/%s' "${entry##*/}"
+    done
+}
+
+# foretold VF: the file that a container is given before ADD.
+foretold() {
+    "$bin/railctl" devices --output json | jq -r --arg id "$1" \
+        '.devices[] | select(.device == $id) | .files[] | select(test("uverbs"))'
+}
+
+# A move frees the number of the file, and takes the lowest free one.
+the_file_for_verbs_is_the_one_that_devices_names() {
+    local before one two three
+    before=$(on_host)
+    pod pod1 && pod pod2
+    for one in 1 2 3 4; do
+        one=$(foretold "$(vf 1)") two=$(foretold "$(vf 2)")
+        add pod1 net1 "$(conf 1 "$(vf 1)" '"rdma": "required"')" &
+        (add pod2 net1 "$(conf 2 "$(vf 2)" '"rdma": "required"')")
+        wait $!
+        same "of two pods at once" "$one $two" "$(verbs_of rxe10) $(verbs_of rxe20)"
+        del pod1 net1 "$(conf 1 "$(vf 1)")" &
+        (del pod2 net1 "$(conf 2 "$(vf 2)")")
+        wait $!
+    done
+    rdma link delete rxe00
+    three=$(foretold "$(vf 3)")
+    add pod1 net1 "$(conf 3 "$(vf 3)" '"rdma": "required"')"
+    same "with a lower number free" "$three" "$(verbs_of rxe30)"
+    del pod1 net1 "$(conf 3 "$(vf 3)")"
+    rdma link add rxe00 type rxe netdev ens0f0v0
+    same "on the host" "$(cut -d' ' -f2- <<<"$before" | sort)" "$(on_host | cut -d' ' -f2- | sort)"
+}
+
 # The kernel moves it to the host with the namespace's end.
 the_device_of_a_dead_pod_is_the_next_ones() {
     local config before way
@@ -373,7 +411,7 @@ eight_adds_and_dels_at_once_lose_no_device() {
 }
 
 rxe_on_vfs 4
-run_cases the_device_goes_with_its_vf_and_comes_back check_sees_that_the_device_has_left_the_pod \
+run_cases the_device_goes_with_its_vf_and_comes_back the_file_for_verbs_is_the_one_that_devices_names check_sees_that_the_device_has_left_the_pod \
     the_device_of_a_dead_pod_is_the_next_ones a_name_that_the_pod_gave_it_goes_with_the_pod \
     of_eight_dels_at_once_none_loses_its_device an_add_that_fails_after_the_move_brings_the_device_back \
     a_vf_without_a_device_whose_pf_has_one_is_warned_of \

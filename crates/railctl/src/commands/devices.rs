@@ -1,12 +1,13 @@
 //! `railctl devices`: what a device plugin offers of this node, judged as ADD judges it.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::doctor::{Offer, devices as of_rail, offer};
-use super::inventory::{Inventory, Rail};
+use super::inventory::{Inventory, Rail, RdmaMode};
 use super::status::pf_link;
 use crate::output::{self, Output};
 use rail_cni::device::allowed::handed_out;
@@ -22,6 +23,8 @@ struct Device<'a> {
     /// The link of its PF.
     link: &'static str,
     state: State,
+    /// The files in /dev that a container of the pod needs.
+    files: Vec<PathBuf>,
 }
 
 enum State {
@@ -68,12 +71,16 @@ pub fn devices(node: &Node, output: Output) -> Result<ExitCode> {
                 judged => state(&judged, (kind, function), &inventory, node),
             };
             let link = pf_link(rail, &inventory);
+            let is_free = matches!(state, State::Free);
+            let is_to_move = is_free && inventory.rdma == RdmaMode::Exclusive;
+            let files = function.char_devices(&node.sysfs_root, is_to_move)?;
             found.push(Device {
                 rail: number,
                 of: rail,
                 function,
                 link,
                 state,
+                files,
             });
         }
     }
@@ -81,7 +88,7 @@ pub fn devices(node: &Node, output: Output) -> Result<ExitCode> {
     output::print(&match output {
         Output::Json => output::pretty(&json!({
             "node": node.name()?,
-            "devices": found.iter().map(Device::json).collect::<Result<Vec<_>>>()?,
+            "devices": found.iter().map(Device::json).collect::<Vec<_>>(),
             "excluded": excluded.iter().map(|(id, why)| json!({"device": id, "problem": why})).collect::<Vec<_>>(),
         })),
         Output::Table => table(&found, &excluded),
@@ -125,15 +132,10 @@ fn state(
 impl Device<'_> {
     /// The help of the verb lists these keys: new keys may be added, but none may change its
     /// meaning.
-    fn json(&self) -> Result<Value> {
-        let mut files = self.function.char_devices()?;
-        // A container with a file that is not there does not start.
-        files.retain(|file| file.exists());
-        Ok(
-            json!({"device": self.function.id, "rail": self.rail, "pf": self.of.pf(), "isVf": self.function.is_vf(),
+    fn json(&self) -> Value {
+        json!({"device": self.function.id, "rail": self.rail, "pf": self.of.pf(), "isVf": self.function.is_vf(),
             "numaNode": self.function.numa_node(), "link": self.link, "state": self.state.word(),
-            "problem": self.state.problem(), "files": files}),
-        )
+            "problem": self.state.problem(), "files": self.files})
     }
 }
 

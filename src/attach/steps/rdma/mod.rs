@@ -217,6 +217,11 @@ impl Rdma {
             if let Some(renamed) = &self.renamed {
                 renamed.apply(&mut socket)?;
             }
+            let _numbering = if self.moving.is_empty() {
+                None
+            } else {
+                Some(cx.locks.binding()?)
+            };
             let netns = &cx.pod()?.netns;
             for device in &self.moving {
                 rdma::move_to(&mut socket, device, netns).map_err(explained)?;
@@ -396,6 +401,9 @@ pub fn take_back(moving: &[rdma::Device], cx: &mut Cx<'_>) -> Result<()> {
         return Ok(());
     };
     let host = Netns::current()?;
+    // A device that returns with another number is better than one that does not return.
+    let numbering = cx.locks.binding();
+    let _numbering = numbering.inspect_err(|error| log::warn!("{error:#}"));
     // The request must come from a thread in the pod's namespace: the kernel compares with that,
     // not with the socket's (ib_device_set_netns_put in drivers/infiniband/core/device.c).
     pod.netns.run(|| {
