@@ -439,10 +439,11 @@ pub fn free_addresses(
     ipam: &str,
     but: &Key,
 ) -> Result<bool> {
-    let now = records.pending_names()?;
-    let has_one_ended = before.iter().any(|name| !now.contains(name));
     let lock = |key: &Key, patience| records.locks.attachment_within(key, patience);
     let freed = retry_aside(with_addresses(records, ipam, but)?, records, node, lock)?;
+    // Listed last: another call may have freed one since the records were read.
+    let now = records.pending_names()?;
+    let has_one_ended = before.iter().any(|name| !now.contains(name));
     Ok(has_one_ended || freed > 0)
 }
 
