@@ -128,8 +128,7 @@ fn attach_again(journal: &mut Journal<'_>, node: &Node) -> Result<()> {
     made
 }
 
-/// Refuses an attachment of which ADD's request is not known, whose end has begun, or whose device
-/// another one claims.
+/// Refuses an InfiniBand device, and one that another attachment claims.
 fn refuse_impossible(journal: &mut Journal<'_>) -> Result<()> {
     let Journal {
         records,
@@ -137,10 +136,6 @@ fn refuse_impossible(journal: &mut Journal<'_>) -> Result<()> {
         lock,
     } = journal;
     let id = &record.owner.device.id;
-    let is_open = |progress: &Progress| matches!(progress, Progress::Planned | Progress::Done);
-    if !record.steps.iter().all(|step| is_open(&step.progress)) {
-        fail!(TryAgain, "{id}: the DEL of its pod has begun");
-    }
     let link = record.owner.device.link.as_ref();
     if link.is_some_and(Link::is_infiniband) {
         fail!(

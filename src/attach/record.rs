@@ -291,6 +291,13 @@ impl Record {
         self.reattached.is_some() && !self.is_attached()
     }
 
+    /// Whether a DEL, or another end, has begun to undo it.
+    pub fn is_ending(&self) -> bool {
+        let is_tried =
+            |entry: &Entry| matches!(entry.progress, Progress::Undone | Progress::Failed(_));
+        self.steps.iter().any(is_tried)
+    }
+
     /// Whether ADD came to its end.
     pub fn is_attached(&self) -> bool {
         self.steps

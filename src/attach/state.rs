@@ -19,12 +19,12 @@ pub enum State {
     /// The pod is alive, but its device is neither there nor on the host. The pod may have it in a
     /// namespace of its own.
     Elsewhere,
-    /// The pod is alive, and its device is on the host: a driver that started anew made it there, the
-    /// pod gave it away, or a DEL was killed. Its address stays until DEL, or until an ADD gets the
-    /// device; `reattach.rs` returns the device to the pod.
+    /// The pod is alive, and its device is on the host: a driver that started anew made it there, or
+    /// the pod gave it away. Its address stays until DEL, or until an ADD gets the device;
+    /// `reattach.rs` returns the device to the pod.
     Lost,
-    /// The device is on the host, and nothing shows whether the pod is alive; or the attachment was
-    /// of the RDMA device alone.
+    /// The device is on the host, and nothing shows whether the pod is alive; or its end has begun;
+    /// or the attachment was of the RDMA device alone.
     OnHost,
     /// The pod is gone without a DEL.
     Dead,
@@ -106,9 +106,9 @@ fn in_living(record: &Record, node: &Node, host: &mut Socket) -> Result<State> {
             .as_ref()
             .is_some_and(|function| function.driver().is_none());
     let is_on_host = is_unbound || locate::on_host(owner, function.as_ref(), node, host)?.is_some();
-    Ok(if is_on_host {
-        State::Lost
-    } else {
-        State::Elsewhere
+    Ok(match is_on_host {
+        true if record.is_ending() => State::OnHost,
+        true => State::Lost,
+        false => State::Elsewhere,
     })
 }

@@ -498,6 +498,8 @@ const CHECK: char = 'c';
 const STATUS: char = 's';
 const GC: char = 'g';
 const REAP: char = 'r';
+/// `railctl reap --reattach` of a rail that its pod has lost.
+const REATTACH: char = 'l';
 /// CHECK of a rail that the pod has changed.
 const DIFFERS: char = 'x';
 /// STATUS on a node that has no address for the network.
@@ -533,6 +535,19 @@ impl<const V: char, const IS_COPY: bool> Verb<V, IS_COPY> {
         let Bench { host, pods, .. } = &self.bench;
         let out = crate::harness::Sleeper::new(None);
         host.ip_in(&pods[0], &format!("link set net1 down netns {}", out.pid()));
+    }
+
+    /// The record is that of an ADD which was killed at its end.
+    fn cut_off(&self) {
+        for file in self.bench.host.records() {
+            let mut record: Value =
+                serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+            if record["owner"]["containerID"] == "c1" {
+                let last = record["steps"].as_array_mut().unwrap().last_mut();
+                last.unwrap()["state"] = json!("planned");
+                fs::write(file, record.to_string()).unwrap();
+            }
+        }
     }
 
     fn is_in_pod(&self) -> bool {
@@ -625,7 +640,7 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
     };
 
     const LEAST: usize = match V {
-        ADD | GC | REAP => 250,
+        ADD | GC | REAP | REATTACH => 250,
         DEL => 200,
         CHECK | DIFFERS => 110,
         _ => 40,
@@ -633,7 +648,7 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
 
     const KINDS: &[i64] = match V {
         _ if IS_COPY => &[libc::SYS_execve, libc::SYS_pipe2, libc::SYS_poll],
-        ADD => &[
+        ADD | REATTACH => &[
             libc::SYS_openat,
             libc::SYS_read,
             libc::SYS_write,
@@ -709,11 +724,20 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
     }
 
     fn begin(&self) {
-        if matches!(V, DEL | GC | REAP) {
+        if matches!(V, DEL | GC | REAP | REATTACH) {
             self.bench.call("ADD", 0).ok();
         }
-        if V == GC || V == REAP {
-            self.take_out();
+        match V {
+            GC => {
+                self.take_out();
+                self.cut_off();
+            }
+            REAP => self.take_out(),
+            REATTACH => {
+                self.take_out();
+                self.bench.host.ip("link set net1 name vf0");
+            }
+            _ => (),
         }
     }
 
@@ -736,6 +760,7 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
             }
             CHECK | DIFFERS => (verb("CHECK"), self.added()),
             TAKEN => (host.call("ADD", "c2", &pods[1]), config.clone()),
+            REATTACH => (verb("").args(&["reap", "--reattach"]), Value::Null),
             // Without force it leaves what a living pod lost.
             _ => (verb("").args(&["reap", "--force", "c1"]), Value::Null),
         }
@@ -745,7 +770,7 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
         let (ran, host) = (&faulted.ran, &self.bench.host);
         let is_ok = ran.status == 0;
         match V {
-            REAP => is_told(faulted),
+            REAP | REATTACH => is_told(faulted),
             // It was refused, and waits for the end of the other pod.
             TAKEN if ran.status == Self::STATUS => (),
             _ => is_clean(faulted),
@@ -784,12 +809,20 @@ impl<const V: char, const IS_COPY: bool> Story for Verb<V, IS_COPY> {
                 );
             }
             REAP if is_ok => self.is(&self.free, faulted),
+            REATTACH => assert!(self.is_on_record(), "{ran:?}"),
             _ => assert!(self.is_on_record() || self.is_settled(), "{ran:?}"),
         }
         if V == GC || V == REAP {
             let (call, config) = self.call();
             let again = call.run(&config).ok();
             assert!(self.is_settled(), "{ran:?}, then {again:?}");
+        }
+        if V == REATTACH {
+            let (call, config) = self.call();
+            let again = call.run(&config).ok();
+            assert!(self.is_in_pod(), "{ran:?}, then {again:?}");
+            host.cni("CHECK", "c1", &self.bench.pods[0], &self.added())
+                .ok();
         }
         self.puts_right(faulted);
     }
@@ -1041,6 +1074,11 @@ fn a_check_or_status_in_which_any_call_fails_hides_no_fault() {
 fn a_gc_or_reap_in_which_any_call_fails_is_put_right_by_the_next() {
     sweep::<Verb<GC>>("errno::gc", 60);
     sweep::<Verb<REAP>>("errno::reap", 60);
+}
+
+#[test]
+fn a_reattachment_in_which_any_call_fails_is_completed_by_the_next() {
+    sweep::<Verb<REATTACH>>("errno::reattach", 90);
 }
 
 #[test]

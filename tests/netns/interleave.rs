@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 
-use crate::harness::{self, Call, Host, Ran, pf_address, rail, sample, vf_address, with};
+use crate::harness::{self, Call, Host, Ran, Sleeper, pf_address, rail, sample, vf_address, with};
 use crate::schedule::{self, Outcome, Schedule};
 use crate::store::{self, Store};
 use crate::trace;
@@ -38,6 +38,11 @@ enum Pair {
     ReapAdd,
     GcAdd,
     ReapGc,
+    /// A driver that started anew took the device out of a pod that lives; the pod ends.
+    ReattachDel,
+    /// The same, and another pod wants the device.
+    ReattachAdd,
+    ReattachTwice,
     /// The plan changes while an address is leased.
     ImportAdd,
     ImportImport,
@@ -48,7 +53,7 @@ enum Pair {
 
 use Pair::*;
 
-const PAIRS: [Pair; 14] = [
+const PAIRS: [Pair; 17] = [
     AddAdd,
     AddTwice,
     OnePool,
@@ -59,6 +64,9 @@ const PAIRS: [Pair; 14] = [
     ReapAdd,
     GcAdd,
     ReapGc,
+    ReattachDel,
+    ReattachAdd,
+    ReattachTwice,
     ImportAdd,
     ImportImport,
     PlanImport,
@@ -216,9 +224,17 @@ impl Pods {
     }
 
     fn begin(&self, pair: Pair) {
+        let is_lost = [ReattachDel, ReattachAdd, ReattachTwice].contains(&pair);
         let needs = [DelTwice, DelAdd, ReapAdd, GcAdd, ReapGc];
-        if needs.contains(&pair) {
+        if needs.contains(&pair) || is_lost {
             self.call("ADD", 0, 0).run(&self.config(0)).ok();
+        }
+        if is_lost {
+            let process = Sleeper::new(None);
+            let pid = process.pid();
+            self.host
+                .ip_in(&self.pods[0], &format!("link set net1 down netns {pid}"));
+            self.host.ip("link set net1 name vf0");
         }
         if [ReapAdd, GcAdd, ReapGc].contains(&pair) {
             self.take_out();
@@ -228,6 +244,10 @@ impl Pods {
     fn calls(&self, pair: Pair) -> [(Call, Value); 2] {
         let of = |verb: &str, pod, vf| (self.call(verb, pod, vf), self.config(vf));
         let reap = || (self.call("", 0, 0).args(&["reap"]), Value::Null);
+        let reattach = || {
+            let reap = self.call("", 0, 0).args(&["reap", "--reattach"]);
+            (reap, Value::Null)
+        };
         match pair {
             AddAdd => [of("ADD", 0, 0), of("ADD", 1, 0)],
             AddTwice => [of("ADD", 0, 0), of("ADD", 0, 0)],
@@ -246,6 +266,9 @@ impl Pods {
             DelAdd => [of("DEL", 0, 0), of("ADD", 1, 0)],
             ReapAdd => [reap(), of("ADD", 1, 0)],
             GcAdd => [of("GC", 0, 0), of("ADD", 1, 0)],
+            ReattachDel => [reattach(), of("DEL", 0, 0)],
+            ReattachAdd => [reattach(), of("ADD", 1, 0)],
+            ReattachTwice => [reattach(), reattach()],
             _ => [reap(), of("GC", 0, 0)],
         }
     }
@@ -289,6 +312,15 @@ impl Pods {
                 assert!(!has(0), "the last pod");
                 assert!(is_ok[1] && has(1), "the next pod: {:?}", outcome.ran);
             }
+            ReattachDel => {
+                assert!(is_ok[1], "{:?}", outcome.ran);
+                assert_eq!(count, 0);
+            }
+            ReattachAdd => {
+                assert_eq!(count, 1, "{:?}", outcome.ran);
+                assert_eq!(is_ok[1], has(1), "{:?}", outcome.ran);
+            }
+            ReattachTwice => assert_eq!((won, count, has(0)), (2, 1, true)),
             _ => assert_eq!((won, count), (2, 0)),
         }
         // Each DEL gives back the pod's own device.
@@ -669,6 +701,13 @@ fn the_next_pod_starts_beside_the_end_of_the_last() {
     meet(ReapAdd, 72);
     meet(GcAdd, 72);
     meet(ReapGc, 72);
+}
+
+#[test]
+fn a_lost_rail_comes_back_beside_other_calls_or_not_at_all() {
+    meet(ReattachDel, 72);
+    meet(ReattachAdd, 48);
+    meet(ReattachTwice, 48);
 }
 
 #[test]
