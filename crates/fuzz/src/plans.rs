@@ -41,7 +41,7 @@ fn checked(plan: &mut Plan) -> Option<Pools> {
             );
         }
     }
-    files(rail_plan::csv::write(plan));
+    files(rail_plan::csv::write(plan, &pools));
     files(rail_plan::html::write(plan));
     files(rail_plan::volcano::write(plan));
     files(rail_plan::slurm::write(

@@ -1,5 +1,5 @@
-//! Every cable of the plan with both ends: as JSON, for programs that configure switches or keep an
-//! inventory.
+//! Every cable of the plan with both ends: as rows for tables, and as JSON for programs that configure
+//! switches or keep an inventory.
 
 use std::net::IpAddr;
 
@@ -7,15 +7,16 @@ use anyhow::Result;
 use ipnet::IpNet;
 use serde::Serialize;
 
-use crate::plan::{Cable, File, Plan, Pool};
+use crate::plan::{Cable, File, Plan, Pools};
 
 /// The version of the JSON. New members may come; one that is gone or means something else makes
 /// another version.
 const VERSION: u32 = 1;
 
 /// A cable, and the addresses of one family at its ends. The JSON has the members under these names,
-/// and null for what no source says.
+/// in camelCase, and null for what no source says.
 #[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Row<'a> {
     /// The name of the node.
     pub node: &'a str,
@@ -33,6 +34,8 @@ pub struct Row<'a> {
     pub gateway: Option<IpAddr>,
     /// The prefix of both.
     pub prefix: IpNet,
+    /// The length of the prefix, in bits.
+    pub prefix_length: u8,
     /// The netdev of the host's end.
     pub interface: Option<&'a str>,
     /// The name of the leaf.
@@ -51,15 +54,11 @@ struct Document<'a> {
     cables: Vec<Row<'a>>,
 }
 
-/// Writes one file.
-pub fn write(plan: &Plan) -> Result<Vec<File>> {
-    let mut cables = Vec::new();
-    for pool in &plan.pools {
-        cables.extend(rows(pool)?);
-    }
+/// Writes one file. The pools are those of [`Plan::check`].
+pub fn write(plan: &Plan, pools: &Pools) -> Result<Vec<File>> {
     let document = Document {
         version: VERSION,
-        cables,
+        cables: rows(plan, pools),
     };
     Ok(vec![File {
         name: "plan.json".to_owned(),
@@ -67,34 +66,47 @@ pub fn write(plan: &Plan) -> Result<Vec<File>> {
     }])
 }
 
-/// The cables of a pool, in the order of its nodes.
-pub fn rows(pool: &Pool) -> Result<Vec<Row<'_>>> {
+/// All cables in the order of the pools and their nodes. The pools are those of [`Plan::check`].
+pub fn rows<'a>(plan: &'a Plan, pools: &Pools) -> Vec<Row<'a>> {
     let mut rows = Vec::new();
-    for link in pool.links()? {
-        let row = Row {
-            node: link.node_name,
-            rail: pool.rail,
-            plane: pool.plane,
-            pool: &pool.name,
-            family: if link.host.is_ipv4() { "ipv4" } else { "ipv6" },
-            address: link.host,
-            gateway: link.allocation.gateway,
-            prefix: link.allocation.prefix,
-            interface: None,
-            leaf: None,
-            port: None,
-            vrf: None,
-            mtu: None,
-        };
-        if link.cables.is_empty() {
-            rows.push(row);
+    for pool in &plan.pools {
+        let Some(allocations) = pools.get(&pool.name) else {
             continue;
-        }
-        for cable in link.cables {
-            rows.push(row.clone().with(cable));
+        };
+        for (prefix, cables) in pool.rows() {
+            // A prefix that is kept free has no node.
+            let Some(allocation) = allocations.get(&prefix.node_name) else {
+                continue;
+            };
+            let Some(host) = allocation.first_free(|_| false) else {
+                continue;
+            };
+            let row = Row {
+                node: &prefix.node_name,
+                rail: pool.rail,
+                plane: pool.plane,
+                pool: &pool.name,
+                family: if host.is_ipv4() { "ipv4" } else { "ipv6" },
+                address: host,
+                gateway: allocation.gateway,
+                prefix: allocation.prefix,
+                prefix_length: allocation.prefix.prefix_len(),
+                interface: None,
+                leaf: None,
+                port: None,
+                vrf: None,
+                mtu: None,
+            };
+            if cables.is_empty() {
+                rows.push(row);
+                continue;
+            }
+            for cable in cables {
+                rows.push(row.clone().with(cable));
+            }
         }
     }
-    Ok(rows)
+    rows
 }
 
 impl<'a> Row<'a> {
@@ -115,12 +127,13 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::plan::tests::{cabled, plan};
+    use crate::plan::tests::{cabled, checked};
     use crate::scheme::{Family, Mode};
 
     #[test]
     fn a_cable_has_both_ends() {
-        let text = &write(&plan(Mode::None, Family::Ipv4, &cabled())).unwrap()[0].text;
+        let (plan, pools) = checked(Mode::None, Family::Ipv4, &cabled());
+        let text = &write(&plan, &pools).unwrap()[0].text;
         let document: Value = serde_json::from_str(text).unwrap();
         assert_eq!(document["version"], 1);
         let cables = document["cables"].as_array().unwrap();
@@ -128,7 +141,7 @@ mod tests {
         let expected = json!({
             "node": "worker-gpu-62", "rail": 0, "plane": null, "pool": "rail-0", "family": "ipv4",
             "address": "172.16.1.60", "gateway": "172.16.1.61", "prefix": "172.16.1.60/31",
-            "interface": "rail0", "leaf": "leaf-su2-r1", "port": "swp31s0", "vrf": null, "mtu": 9000
+            "prefixLength": 31, "interface": "rail0", "leaf": "leaf-su2-r1", "port": "swp31s0", "vrf": null, "mtu": 9000
         });
         assert_eq!(cables[1], expected);
     }
@@ -139,8 +152,8 @@ mod tests {
         for link in &mut links {
             link.cable = Cable::default();
         }
-        let plan = plan(Mode::Swplb, Family::Ipv4, &links);
-        let rows = rows(&plan.pools[0]).unwrap();
+        let (plan, pools) = checked(Mode::Swplb, Family::Ipv4, &links);
+        let rows = rows(&plan, &pools);
         assert!(rows.iter().all(|row| row.leaf.is_none()));
         assert_eq!((rows[0].rail, rows[0].plane), (Some(0), Some(0)));
         assert_eq!(rows[0].address.to_string(), "172.16.0.0");

@@ -4,7 +4,7 @@ use anyhow::Result;
 use csv::{Terminator, WriterBuilder};
 
 use crate::cables;
-use crate::plan::{File, Plan, Pool};
+use crate::plan::{File, Plan, Pool, Pools};
 
 const COLUMNS: [&str; 12] = [
     "node",
@@ -22,8 +22,8 @@ const COLUMNS: [&str; 12] = [
 ];
 
 /// Writes one file, in which `gateway` is the address of the leaf's port. If a port has a VRF,
-/// there is a column for it.
-pub fn write(plan: &Plan) -> Result<Vec<File>> {
+/// there is a column for it. The pools are those of [`Plan::check`].
+pub fn write(plan: &Plan, pools: &Pools) -> Result<Vec<File>> {
     let has_vrfs = plan.pools.iter().any(Pool::has_vrf);
     let mut table = WriterBuilder::new()
         .terminator(Terminator::CRLF)
@@ -35,24 +35,22 @@ pub fn write(plan: &Plan) -> Result<Vec<File>> {
         table.write_record(cells.iter().map(|cell| no_formula(cell)))
     };
     write(COLUMNS.map(str::to_owned).to_vec(), "vrf")?;
-    for pool in &plan.pools {
-        for row in cables::rows(pool)? {
-            let cells = vec![
-                row.node.to_owned(),
-                shown(row.rail),
-                shown(row.plane),
-                row.pool.to_owned(),
-                row.family.to_owned(),
-                row.address.to_string(),
-                shown(row.gateway),
-                row.prefix.to_string(),
-                shown(row.interface),
-                shown(row.leaf),
-                shown(row.port),
-                shown(row.mtu),
-            ];
-            write(cells, row.vrf.unwrap_or_default())?;
-        }
+    for row in cables::rows(plan, pools) {
+        let cells = vec![
+            row.node.to_owned(),
+            shown(row.rail),
+            shown(row.plane),
+            row.pool.to_owned(),
+            row.family.to_owned(),
+            row.address.to_string(),
+            shown(row.gateway),
+            row.prefix.to_string(),
+            shown(row.interface),
+            shown(row.leaf),
+            shown(row.port),
+            shown(row.mtu),
+        ];
+        write(cells, row.vrf.unwrap_or_default())?;
     }
     Ok(vec![File {
         name: "plan.csv".to_owned(),
@@ -78,12 +76,17 @@ fn no_formula(cell: &str) -> String {
 mod tests {
     use super::*;
     use crate::plan::Cable;
-    use crate::plan::tests::{cabled, plan};
-    use crate::scheme::{Family, Mode};
+    use crate::plan::tests::{cabled, checked};
+    use crate::scheme::{Family, HostLink, Mode};
+
+    fn table(mode: Mode, family: Family, links: &[HostLink]) -> String {
+        let (plan, pools) = checked(mode, family, links);
+        write(&plan, &pools).unwrap().swap_remove(0).text
+    }
 
     #[test]
     fn the_table_is_this() {
-        let text = &write(&plan(Mode::None, Family::Dual, &cabled())).unwrap()[0].text;
+        let text = &table(Mode::None, Family::Dual, &cabled());
         let expected = [
             "node,rail,plane,pool,family,address,gateway,prefix,interface,leaf,port,mtu",
             "worker-gpu-0,0,,rail-0,ipv4,172.16.0.0,172.16.0.1,172.16.0.0/31,rail0,leaf-su1-r1,swp1s0,9000",
@@ -107,7 +110,7 @@ mod tests {
         links
             .iter_mut()
             .for_each(|link| link.cable = Cable::default());
-        let text = &write(&plan(Mode::Swplb, Family::Ipv4, &links)).unwrap()[0].text;
+        let text = &table(Mode::Swplb, Family::Ipv4, &links);
         assert!(text.contains(
             "worker-gpu-0,0,0,rail-0-plane-0,ipv4,172.16.0.0,172.16.0.1,172.16.0.0/31,,,,\r\n"
         ));

@@ -547,6 +547,11 @@ pub(crate) mod tests {
 
     /// The plan of these links with two tiers, checked.
     pub fn plan(mode: Mode, family: Family, links: &[HostLink]) -> Plan {
+        checked(mode, family, links).0
+    }
+
+    /// The same with its allocations.
+    pub fn checked(mode: Mode, family: Family, links: &[HostLink]) -> (Plan, Pools) {
         let scheme = Scheme {
             tiers: Tiers::Two,
             mode,
@@ -555,7 +560,7 @@ pub(crate) mod tests {
             polarity: Polarity::LeafOdd,
         };
         let mut plan = scheme.plan(links.to_vec(), &origin).unwrap();
-        plan.check().unwrap();
-        plan
+        let pools = plan.check().unwrap();
+        (plan, pools)
     }
 }

@@ -206,8 +206,8 @@ pub fn plan(args: &PlanArgs, output: Output) -> Result<ExitCode> {
         }
         Some(Target::Netplan) => netplan::write(&plan)?,
         Some(Target::Nvue) => nvue::write(&plan)?,
-        Some(Target::Csv) => csv::write(&plan)?,
-        Some(Target::Json) => cables::write(&plan)?,
+        Some(Target::Csv) => csv::write(&plan, &pools)?,
+        Some(Target::Json) => cables::write(&plan, &pools)?,
         Some(Target::NodeJson) => nics::node_json(&mut plan)?,
         Some(Target::DevicePlugin) => nics::device_plugin(&mut plan, &networks)?,
         Some(Target::SriovNodePolicy) => nics::sriov_node_policy(&mut plan, &networks, namespace)?,
