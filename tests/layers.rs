@@ -1,5 +1,6 @@
 //! The code against its map: the layers of the crates, circles of files, the order of the files of
-//! `attach`, and the modules in ARCHITECTURE.md and in lib.rs of each crate.
+//! `attach`, the modules in ARCHITECTURE.md and in lib.rs of each crate, and the dependencies of the
+//! plugins.
 #![cfg(test)]
 #![allow(missing_docs)]
 
@@ -9,6 +10,7 @@ mod files;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use files::{blocks, files_below, in_backquotes, read, source_files};
 
@@ -50,10 +52,11 @@ const CRATES: [Layers; 5] = [
         source: "crates/plan/src",
         lines: &[
             &[
-                "topology", "fabric", "netplan", "networks", "csv", "cables", "html", "nics",
-                "nvue", "slurm", "volcano",
+                "topology", "fabric", "netplan", "networks", "csv", "html", "nics", "slurm",
+                "template", "volcano",
             ],
-            &["manifest", "nads", "groups"],
+            &["manifest", "nads", "groups", "leaves"],
+            &["cables"],
             &["rails"],
             &["scheme"],
             &["plan"],
@@ -431,5 +434,27 @@ fn each_crate_names_its_modules_and_each_file_says_what_it_is_for() {
             read(&file).starts_with("//! "),
             "{file} does not say what it is for"
         );
+    }
+}
+
+/// A pod waits for the plugins, and they run as root.
+#[test]
+fn the_plugins_are_built_without_the_dependencies_of_railctl() {
+    let output = Command::new(env!("CARGO"))
+        .args(["tree", "--locked", "--offline", "--package", "rail-cni"])
+        .args(["--edges", "normal", "--prefix", "none"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let tree = String::from_utf8(output.stdout).unwrap();
+    let packages: BTreeSet<&str> = tree
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+        .collect();
+    assert!(packages.contains("rail-netlink"), "{tree}");
+    for package in ["clap", "comfy-table", "csv", "granit-parser", "minijinja"] {
+        assert!(!packages.contains(package), "{package}");
     }
 }

@@ -8,6 +8,7 @@ use rail_plan::document::{Text, parse};
 use rail_plan::nads::Form;
 use rail_plan::refusal::Refusal;
 use rail_plan::scheme::{Family, Mode, Polarity, Scheme, Tiers};
+use rail_plan::template::Template;
 use rail_plan::{File, Plan, Pools};
 use serde_json::Value;
 
@@ -48,7 +49,8 @@ fn checked(plan: &mut Plan) -> Option<Pools> {
         plan,
         rail_plan::slurm::Plugin::Tree,
     ));
-    for file in files(rail_plan::nvue::write(plan)) {
+    let nvue = Template::nvue().and_then(|template| template.write(plan, &pools));
+    for file in files(nvue) {
         let is_command = |line: &str| line.starts_with("nv set ") || line.starts_with('#');
         assert!(file.text.lines().all(is_command), "{}", file.text);
     }

@@ -1,5 +1,5 @@
-//! Every cable of the plan with both ends: as rows for tables, and as JSON for programs that configure
-//! switches or keep an inventory.
+//! Every cable of the plan with both ends: as rows for tables and templates, and as JSON for programs
+//! that configure switches or keep an inventory.
 
 use std::net::IpAddr;
 
@@ -9,12 +9,12 @@ use serde::Serialize;
 
 use crate::plan::{Cable, File, Plan, Pools};
 
-/// The version of the JSON. New members may come; one that is gone or means something else makes
-/// another version.
-const VERSION: u32 = 1;
+/// The version of the JSON, and of the variables of templates. New members may come; one that is gone
+/// or means something else makes another version.
+pub(crate) const VERSION: u32 = 1;
 
-/// A cable, and the addresses of one family at its ends. The JSON has the members under these names,
-/// in camelCase, and null for what no source says.
+/// A cable, and the addresses of one family at its ends. JSON and templates have the members under
+/// these names, in camelCase, and null for what no source says.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Row<'a> {

@@ -7,10 +7,11 @@
 //! | --- | --- |
 //! | [`topology`], [`fabric`], [`netplan`], [`manifest`] | sources: topology.json and topology.dot, the fabric file, netplan files of hosts, CIDRPools |
 //! | [`scheme`], [`pattern`] | the address formulas; names and prefixes with numbers in them |
-//! | [`manifest`], [`nads`], [`nics`], [`netplan`], [`nvue`], [`csv`], [`cables`], [`html`], [`volcano`], [`slurm`] | targets: CIDRPools, networks, NicClusterPolicies, netplan files, switches, a table, JSON, a page, schedulers |
+//! | [`manifest`], [`nads`], [`nics`], [`netplan`], [`template`], [`csv`], [`cables`], [`html`], [`volcano`], [`slurm`] | targets: CIDRPools, networks, NicClusterPolicies, netplan files, switches, a table, JSON, a page, schedulers |
 //! | `plan` | the plan with its checks |
 //! | [`networks`] | the check against the cluster's own networks |
 //! | [`refusal`] | faults and doubts, which refuse a plan |
+//! | [`leaves`] | leaves with their ports, as templates have them |
 //! | [`groups`], `rails`, [`natural`] | nodes by their leaves; the rail of a pool; numbers in names |
 //! | [`document`] | files that people write, YAML or JSON, with the line of each value |
 //! | [`page`], [`yaml`] | how pages for a browser and YAML are written |
@@ -21,13 +22,13 @@ pub mod document;
 pub mod fabric;
 pub mod groups;
 pub mod html;
+pub mod leaves;
 pub mod manifest;
 pub mod nads;
 pub mod natural;
 pub mod netplan;
 pub mod networks;
 pub mod nics;
-pub mod nvue;
 pub mod page;
 pub mod pattern;
 mod plan;
@@ -35,6 +36,7 @@ mod rails;
 pub mod refusal;
 pub mod scheme;
 pub mod slurm;
+pub mod template;
 pub mod topology;
 pub mod volcano;
 pub mod yaml;

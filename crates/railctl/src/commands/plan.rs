@@ -23,9 +23,10 @@ use rail_plan::document::{self, Text};
 use rail_plan::pattern::Pattern;
 use rail_plan::refusal::{Doubt, Refusal};
 use rail_plan::scheme::{Family, Mode, Polarity, Scheme, Tiers, is_first_octet};
+use rail_plan::template::Template;
 use rail_plan::{
     File, Plan, Pool, Pools, cables, csv, fabric, groups, html, is_namespace, manifest, nads,
-    netplan, networks, nics, nvue, refused, slurm, topology, volcano,
+    netplan, networks, nics, refused, slurm, topology, volcano,
 };
 
 /// Arguments of `railctl plan`.
@@ -205,7 +206,7 @@ pub fn plan(args: &PlanArgs, output: Output) -> Result<ExitCode> {
             nads::write(&mut plan, &networks, form, namespace)?
         }
         Some(Target::Netplan) => netplan::write(&plan)?,
-        Some(Target::Nvue) => nvue::write(&plan)?,
+        Some(Target::Nvue) => Template::nvue()?.write(&plan, &pools)?,
         Some(Target::Csv) => csv::write(&plan, &pools)?,
         Some(Target::Json) => cables::write(&plan, &pools)?,
         Some(Target::NodeJson) => nics::node_json(&mut plan)?,
