@@ -54,6 +54,10 @@ fn checked(plan: &mut Plan) -> Option<Pools> {
         let is_command = |line: &str| line.starts_with("nv set ") || line.starts_with('#');
         assert!(file.text.lines().all(is_command), "{}", file.text);
     }
+    let sonic = Template::sonic().and_then(|template| template.write(plan, &pools));
+    for file in files(sonic) {
+        serde_json::from_str::<Value>(&file.text).expect("it is JSON");
+    }
     let each = rail_plan::nads::Networks::default();
     let one = rail_plan::nads::Networks {
         is_one: true,

@@ -23,6 +23,8 @@ pub struct System {
     pub is_port: fn(&str) -> bool,
     /// The form of such names, in messages.
     pub ports: &'static str,
+    /// The beginning of the names of all its VRFs.
+    pub vrf_prefix: &'static str,
 }
 
 /// A leaf and its ports with cables to hosts.
@@ -185,6 +187,7 @@ fn check_limits(row: &Row<'_>, leaf: &str, port: &str, system: &System) -> Resul
         max_mtu,
         is_port,
         ports,
+        vrf_prefix,
     } = system;
     if let Some(mtu) = row.mtu.filter(|mtu| mtu > max_mtu) {
         return Err(Fault::whole(format!(
@@ -193,7 +196,13 @@ fn check_limits(row: &Row<'_>, leaf: &str, port: &str, system: &System) -> Resul
     }
     if !is_port(port) {
         let problem = format!("port {port} of {leaf} is none of {name}, such as {ports}");
-        let remedy = "name it as the switch does, or use --to csv for another system";
+        let remedy =
+            "name it as the switch does, or write a template for another system (--template)";
+        return Err(Fault::whole(problem).remedy(remedy));
+    }
+    if let Some(vrf) = row.vrf.filter(|vrf| !vrf.starts_with(vrf_prefix)) {
+        let problem = format!("VRF {vrf} of {leaf} is none of {name}");
+        let remedy = format!("its name must begin with {vrf_prefix}");
         return Err(Fault::whole(problem).remedy(remedy));
     }
     Ok(())

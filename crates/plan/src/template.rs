@@ -1,8 +1,8 @@
 //! Pages for the leaves by templates: minijinja, the language of Jinja2.
 //!
 //! A template is rendered once for each leaf. Its variables are `version`, `leaf`, `number` and
-//! `ports`; [`Port`] and [`Row`](crate::cables::Row) have the members of a port
-//! and of an address. The shipped templates are in `crates/plan/templates`.
+//! `ports`; [`Port`] and [`Row`](crate::cables::Row) have the members of a port and of an address.
+//! The shipped templates are in `crates/plan/templates`.
 
 use std::path::Path;
 
@@ -13,6 +13,7 @@ use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value, es
 use serde::Serialize;
 
 use crate::cables::VERSION;
+use crate::document::Text;
 use crate::leaves::{Leaves, Port, System};
 use crate::plan::{File, Plan, Pools};
 use rail_cni::fault::{Fault, Place};
@@ -26,6 +27,15 @@ const CUMULUS_LINUX: System = System {
     max_mtu: 9216,
     is_port: is_cumulus_port,
     ports: "swp1 or swp1s0",
+    vrf_prefix: "",
+};
+
+const SONIC: System = System {
+    name: "SONiC",
+    max_mtu: 9216,
+    is_port: is_sonic_port,
+    ports: "Ethernet0 or Ethernet4",
+    vrf_prefix: "Vrf",
 };
 
 /// A compiled template.
@@ -57,6 +67,26 @@ impl Template {
         Template::new("nvue.j2", source, Some(&CUMULUS_LINUX))
     }
 
+    /// Tables of SONiC's config_db, as JSON.
+    pub fn sonic() -> Result<Template> {
+        let source = include_str!("../templates/sonic.json.j2");
+        Template::new("sonic.json.j2", source, Some(&SONIC))
+    }
+
+    /// Reads a user's template; `-` is standard input.
+    ///
+    /// # Errors
+    ///
+    /// Names the file, and the line of a syntax error.
+    pub fn read(file: &str) -> Result<Template> {
+        let text = Text::read(file)?;
+        let Ok(source) = String::from_utf8(text.bytes) else {
+            let fault = Fault::whole("it is not UTF-8: save it as UTF-8");
+            return Err(fault.at(Place::file(text.file)).into());
+        };
+        Template::new(&text.file, &source, None)
+    }
+
     fn new(file: &str, source: &str, system: Option<&'static System>) -> Result<Template> {
         let syntax = SyntaxConfig::builder()
             .trim_blocks(true)
@@ -72,7 +102,8 @@ impl Template {
         environment.set_debug(true);
         environment.set_formatter(|output, state, value| {
             if value.is_none() {
-                let problem = "the value is null, because no source says it: print it only {% if %} it is there";
+                let problem =
+                    "the value is null, as no source has it: print it inside of an {% if %}";
                 return Err(minijinja::Error::new(ErrorKind::InvalidOperation, problem));
             }
             escape_formatter(output, state, value)
@@ -87,6 +118,12 @@ impl Template {
             suffix: suffix.to_string_lossy().into_owned(),
             system,
         })
+    }
+
+    /// The name of the template's file without its last ending, which ends the names of the files
+    /// that it makes.
+    pub fn suffix(&self) -> &str {
+        &self.suffix
     }
 
     /// Writes a file for each leaf. The pools are those of [`Plan::check`].
@@ -178,6 +215,11 @@ fn is_cumulus_port(name: &str) -> bool {
     let numbers = name.strip_prefix("swp").unwrap_or_default();
     let (port, split) = numbers.split_once('s').unwrap_or((numbers, "0"));
     port != "0" && is_number(port) && is_number(split)
+}
+
+/// `Ethernet` and the number of the first lane; not an alias such as `etp1a`, and no subinterface.
+fn is_sonic_port(name: &str) -> bool {
+    is_number(name.strip_prefix("Ethernet").unwrap_or_default())
 }
 
 /// Whether the text has only digits, and no 0 before others.

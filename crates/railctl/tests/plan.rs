@@ -280,6 +280,89 @@ fn every_target_is_the_same_each_time() {
     }
 }
 
+/// A page with the leaf's name and its ports.
+const TEMPLATE: &str =
+    "! {{ leaf }}\n{% for port in ports %}\n{{ port.port }} {{ port.node }}\n{% endfor %}\n";
+
+#[test]
+fn a_template_makes_a_file_for_each_leaf() {
+    let place = Place::new();
+    let template = place.write("eos.cfg.j2", TEMPLATE);
+    let out = place.path("leaves").display().to_string();
+    place.ok(
+        "store",
+        &["plan", FABRIC, "--template", &template, "--out", &out],
+    );
+    assert_eq!(place.files("leaves").len(), 16);
+    let page = fs::read_to_string(place.path("leaves/leaf-su02-r8.eos.cfg")).unwrap();
+    assert!(
+        page.starts_with("! leaf-su02-r8\nswp1s0 worker-gpu-32\nswp1s1 worker-gpu-33\n"),
+        "{page}"
+    );
+}
+
+#[test]
+fn pages_of_a_template_are_printed_without_comments_of_ours() {
+    let place = Place::new();
+    let template = place.write("names.j2", "{{ number }} {{ leaf }}\n");
+    let text = place.ok("store", &["plan", FABRIC, "--template", &template]);
+    assert!(
+        text.starts_with("0 leaf-su01-r1\n1 leaf-su01-r2\n"),
+        "{text}"
+    );
+    assert_eq!(text.lines().count(), 16);
+}
+
+/// The last leaf fails, after the pages of all others.
+#[test]
+fn a_failing_template_leaves_the_directory_as_it_was() {
+    let place = Place::new();
+    let template = place.write("eos.j2", TEMPLATE);
+    let out = place.path("leaves").display().to_string();
+    let args = ["plan", FABRIC, "--template", &template, "--out", &out];
+    let failing = "{% if number == 15 %}{{ lief }}{% endif %}{{ leaf }}";
+    place.write("eos.j2", failing);
+    let error = place.fails(1, &args);
+    assert!(error.contains("eos.j2:1: leaf-su02-r8: `lief`"), "{error}");
+    assert!(!place.path("leaves").exists());
+
+    place.write("eos.j2", TEMPLATE);
+    place.ok("store", &args);
+    let before = place.files("leaves");
+    place.write("eos.j2", failing);
+    place.fails(1, &args);
+    assert!(place.files("leaves") == before);
+}
+
+#[test]
+fn two_templates_keep_their_files_in_one_directory() {
+    let place = Place::new();
+    let out = place.path("leaves").display().to_string();
+    for name in ["ports.j2", "bgp.j2", "ports.j2"] {
+        let template = place.write(name, TEMPLATE);
+        let args = ["plan", FABRIC, "--template", &template, "--out", &out];
+        let text = place.ok("store", &[&args[..], &["--prune"]].concat());
+        assert!(!text.contains("removed"), "{text}");
+    }
+    assert_eq!(place.files("leaves").len(), 32);
+}
+
+#[test]
+fn tables_of_sonic_are_printed_one_leaf_at_a_time() {
+    let place = Place::new();
+    let fabric = example(FABRIC).replace("swp{host/2+1}s{host%2}", "Ethernet{host*4}");
+    let file = place.write("sonic.yaml", &fabric);
+    let error = place.fails(1, &["plan", &file, "--to", "sonic"]);
+    assert!(error.contains("--out"), "{error}");
+    let one_leaf = fabric
+        .replace("rails: 8", "rails: 1")
+        .replace("sus: 2", "sus: 1");
+    let file = place.write("sonic.yaml", &one_leaf);
+    let text = place.ok("store", &["plan", &file, "--to", "sonic"]);
+    let tables: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(tables["PORT"]["Ethernet124"], json!({"mtu": "9216"}));
+}
+
 #[test]
 fn plan_to_manifests_to_store_to_plan_loses_nothing() {
     let place = Place::new();
@@ -1618,6 +1701,7 @@ fn each_target_says_all_of_an_unnumbered_fabric_or_refuses_it() {
         (&onlink, "cidrpool", "nv-ipam"),
         (inet6, "nvue", "unnumbered"),
         (&onlink, "nvue", "unnumbered"),
+        (&onlink, "sonic", "unnumbered"),
     ] {
         let out = place.path("out").display().to_string();
         let said = place.fails(1, &["plan", file, "--to", target, "--out", &out]);

@@ -9,6 +9,7 @@ const CUMULUS: System = System {
     max_mtu: 9216,
     is_port: |name| name.starts_with("swp"),
     ports: "swp1",
+    vrf_prefix: "",
 };
 
 fn error(mode: Mode, family: Family, links: &[HostLink]) -> String {

@@ -1,3 +1,8 @@
+use std::collections::BTreeSet;
+
+use ipnet::IpNet;
+use serde_json::{Value, json};
+
 use super::*;
 use crate::plan::tests::{cabled, checked};
 use crate::scheme::{Family, HostLink, Mode};
@@ -118,7 +123,115 @@ fn a_port_that_nvue_reads_as_several_or_as_none_is_refused() {
             .to_string();
         let problem = format!("port {port} of leaf-su1-r1 ");
         assert!(error.contains(&problem), "{error}");
-        assert!(error.contains("--to csv"), "{error}");
+        assert!(error.contains("--template"), "{error}");
+    }
+}
+
+/// The links with ports of SONiC.
+fn sonic(mut links: Vec<HostLink>) -> Vec<HostLink> {
+    for link in &mut links {
+        link.cable.port = Some(format!("Ethernet{}", link.host * 4));
+    }
+    links
+}
+
+#[test]
+fn sonic_has_an_entry_for_the_port_and_for_each_address() {
+    let links = sonic(cabled());
+    let page = page(&Template::sonic().unwrap(), Family::Dual, &links);
+    let expected = r#"{
+  "PORT": {
+    "Ethernet120": {"mtu": "9000"}
+  },
+  "INTERFACE": {
+    "Ethernet120": {},
+    "Ethernet120|172.16.1.61/31": {},
+    "Ethernet120|fd02:0:0:11e::2/64": {}
+  }
+}
+"#;
+    assert_eq!(page, expected);
+}
+
+#[test]
+fn sonic_has_no_port_table_without_an_mtu_of_the_plan() {
+    let mut links = sonic(cabled());
+    links[1].cable.mtu = None;
+    let page = page(&Template::sonic().unwrap(), Family::Ipv4, &links);
+    let tables: Value = serde_json::from_str(&page).unwrap();
+    let expected = json!({"INTERFACE": {"Ethernet120": {}, "Ethernet120|172.16.1.61/31": {}}});
+    assert_eq!(tables, expected);
+}
+
+#[test]
+fn sonic_binds_a_port_to_its_vrf() {
+    let links = sonic(with_vrf("Vrf-1"));
+    let page = page(&Template::sonic().unwrap(), Family::Ipv4, &links);
+    let tables: Value = serde_json::from_str(&page).unwrap();
+    assert_eq!(tables["VRF"], json!({"Vrf-1": {}}));
+    assert_eq!(
+        tables["INTERFACE"]["Ethernet120"],
+        json!({"vrf_name": "Vrf-1"})
+    );
+}
+
+/// sonic-interface.yang: INTERFACE_LIST has `name`, INTERFACE_IPPREFIX_LIST `name|ip-prefix`, whose
+/// name must be in INTERFACE_LIST. sonic-port.yang: a name has 1 to 128 characters.
+#[test]
+fn keys_of_sonic_have_the_form_of_its_yang_models() {
+    let fabric = include_str!("../../../../conf/fabric.yaml")
+        .replace("swp{host/2+1}s{host%2}", "Ethernet{host*4}")
+        .replace("family: ipv4", "family: dual");
+    let documents = crate::document::parse("fabric.yaml", fabric.as_bytes()).unwrap();
+    let mut plan = crate::fabric::read(&documents).unwrap();
+    let pools = plan.check().unwrap();
+    let files = Template::sonic().unwrap().write(&plan, &pools).unwrap();
+    assert_eq!(files.len(), 16);
+    for file in files {
+        let tables: Value = serde_json::from_str(&file.text).unwrap();
+        let interfaces = tables["INTERFACE"].as_object().unwrap();
+        let mut names = BTreeSet::new();
+        let mut prefixes = 0;
+        for key in interfaces.keys() {
+            match key.split_once('|') {
+                Some((name, prefix)) => {
+                    assert!(interfaces.contains_key(name), "{key}");
+                    let prefix: IpNet = prefix.parse().unwrap();
+                    assert_ne!(prefix.prefix_len(), prefix.max_prefix_len(), "{key}");
+                    prefixes += 1;
+                }
+                None => {
+                    assert!(is_sonic_port(key), "{key}");
+                    names.insert(key.as_str());
+                }
+            }
+        }
+        assert_eq!((names.len(), prefixes), (32, 64), "{}", file.name);
+        let mtus = tables["PORT"].as_object().unwrap();
+        assert!(mtus.keys().all(|name| names.contains(name.as_str())));
+    }
+}
+
+#[test]
+fn sonic_refuses_names_that_its_yang_models_do() {
+    for (port, vrf, remedy) in [
+        ("swp1s0", None, "--template"),
+        ("etp1a", None, "--template"),
+        ("Ethernet01", None, "--template"),
+        ("Ethernet0.100", None, "--template"),
+        ("Ethernet0", Some("tenant-1"), "must begin with Vrf"),
+    ] {
+        let mut links = sonic(cabled());
+        links[0].cable.port = Some(port.into());
+        links[0].cable.vrf = vrf.map(str::to_owned);
+        let (plan, pools) = checked(Mode::None, Family::Ipv4, &links);
+        let error = Template::sonic()
+            .unwrap()
+            .write(&plan, &pools)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(vrf.unwrap_or(port)), "{error}");
+        assert!(error.contains(remedy), "{error}");
     }
 }
 

@@ -41,10 +41,13 @@ pub struct PlanArgs {
     #[arg(long, value_enum, value_name = "KIND")]
     from: Option<Kind>,
     /// Target to write; without it, the plan is checked and printed
-    #[arg(long, value_enum, value_name = "TARGET")]
+    #[arg(long, value_enum, value_name = "TARGET", group = "written")]
     to: Option<Target>,
-    /// Directory for the files of the target; without it, they are printed
-    #[arg(long, value_name = "DIR", requires = "to")]
+    /// Jinja2 template of a leaf's configuration, written for each leaf
+    #[arg(long, value_name = "FILE", group = "written")]
+    template: Option<String>,
+    /// Directory for the files of the target or template; without it, they are printed
+    #[arg(long, value_name = "DIR", requires = "written")]
     out: Option<PathBuf>,
     /// Kubernetes namespace of the manifests (cidrpool, nads and sriov-node-policy only) [default:
     /// that of the source, or nvidia-network-operator, for CIDRPools; none for networks;
@@ -63,11 +66,11 @@ pub struct PlanArgs {
     #[arg(long, value_name = "PATTERN", requires = "to")]
     resource: Option<String>,
     /// Print what would change, and write nothing
-    #[arg(long, requires = "to")]
+    #[arg(long, requires = "written")]
     diff: bool,
     /// Compare the plan with the store of this node; exit status 1 means a difference. Entries that
     /// only the store has are warnings, with --prune differences
-    #[arg(long, conflicts_with = "to")]
+    #[arg(long, conflicts_with = "written")]
     check: bool,
     /// Compare with these files instead: manifests, or any other source
     #[arg(long, value_name = "FILE", requires = "check", num_args = 1..)]
@@ -148,8 +151,10 @@ pub enum Target {
     Nads,
     /// A netplan file for each host.
     Netplan,
-    /// NVUE commands for each leaf.
+    /// NVUE commands of Cumulus Linux for each leaf.
     Nvue,
+    /// Tables of SONiC's config_db for each leaf.
+    Sonic,
     /// A line for each cable, for the network team.
     Csv,
     /// Each cable with both ends, for programs that configure switches or keep an inventory.
@@ -194,6 +199,7 @@ pub fn plan(args: &PlanArgs, output: Output) -> Result<ExitCode> {
         fail!(InvalidConfig, "--single is for --to nads");
     }
     let networks = args.networks()?;
+    let template = args.template()?;
     let (mut plan, pools, meant) = args.read()?;
     let files = match args.to {
         Some(Target::Cidrpool) => manifest::write(&mut plan, namespace)?,
@@ -206,7 +212,6 @@ pub fn plan(args: &PlanArgs, output: Output) -> Result<ExitCode> {
             nads::write(&mut plan, &networks, form, namespace)?
         }
         Some(Target::Netplan) => netplan::write(&plan)?,
-        Some(Target::Nvue) => Template::nvue()?.write(&plan, &pools)?,
         Some(Target::Csv) => csv::write(&plan, &pools)?,
         Some(Target::Json) => cables::write(&plan, &pools)?,
         Some(Target::NodeJson) => nics::node_json(&mut plan)?,
@@ -216,69 +221,27 @@ pub fn plan(args: &PlanArgs, output: Output) -> Result<ExitCode> {
         Some(Target::SlurmBlock) => slurm::write(&plan, slurm::Plugin::Block)?,
         Some(Target::Volcano) => volcano::write(&plan)?,
         Some(Target::Html) => html::write(&plan)?,
-        Some(Target::Store) | None => Vec::new(),
+        Some(Target::Nvue | Target::Sonic | Target::Store) | None => match &template {
+            Some(template) => template.write(&plan, &pools)?,
+            None => Vec::new(),
+        },
     };
     args.refuse_warnings(&plan.warnings)?;
     plan.warnings.extend(meant);
     plan.warnings.iter().for_each(|warning| say(warning));
-    match (args.to, &args.out) {
-        _ if args.check => check(args, &plan, &pools, output),
-        (None, _) => show(&plan, output),
-        (Some(Target::Store), _) => store(args, &plan, &pools, output),
-        (Some(target), Some(dir)) => {
-            // netplan warns of files that others may read; manifests and switch configuration are
-            // shared.
-            let mode = if target == Target::Netplan {
-                0o600
-            } else {
-                0o666
-            };
-            let owner = match target {
-                Target::Netplan | Target::Nvue => Owner::Plans,
-                _ => Owner::Anybody,
-            };
-            let stale = if args.prune {
-                Stale::Remove
-            } else {
-                Stale::Keep
-            };
-            let run = if args.diff { Run::Dry } else { Run::Write };
-            let name = target
-                .to_possible_value()
-                .map(|value| value.get_name().to_owned())
-                .unwrap_or_default();
-            out::write(
-                &Out {
-                    dir,
-                    target: &name,
-                    mode,
-                    owner,
-                    stale,
-                    run,
-                },
-                &files,
-                output,
-            )
-        }
-        (Some(_), None) if args.diff => {
-            fail!(InvalidConfig, "--diff needs --to store or --out")
-        }
-        (Some(target), None) => {
-            // JSON knows no comments.
-            if files.len() > 1 && target == Target::NodeJson && output == Output::Table {
-                fail!(
-                    InvalidConfig,
-                    "{} files: write them with --out, or print them with --output json",
-                    files.len()
-                );
-            }
-            let separator = if matches!(target, Target::Nvue | Target::Csv | Target::Json) {
-                ""
-            } else {
-                "---\n"
-            };
-            print_files(&files, separator, output)
-        }
+    if args.check {
+        return check(args, &plan, &pools, output);
+    }
+    let name = match (args.to, &template) {
+        (Some(Target::Store), _) => return store(args, &plan, &pools, output),
+        (Some(target), _) => target.name(),
+        (None, Some(template)) => format!("template {}", template.suffix()),
+        (None, None) => return show(&plan, output),
+    };
+    match &args.out {
+        Some(dir) => write_files(args, dir, &name, &files, output),
+        None if args.diff => fail!(InvalidConfig, "--diff needs --to store or --out"),
+        None => print_files(args.to, &files, output),
     }
 }
 
@@ -303,6 +266,17 @@ impl PlanArgs {
             );
         }
         nads::Networks::new(self.one, self.resource.as_deref())
+    }
+
+    /// The template of the pages for the leaves.
+    fn template(&self) -> Result<Option<Template>> {
+        let template = match (self.to, &self.template) {
+            (Some(Target::Nvue), _) => Template::nvue()?,
+            (Some(Target::Sonic), _) => Template::sonic()?,
+            (_, Some(file)) => Template::read(file)?,
+            _ => return Ok(None),
+        };
+        Ok(Some(template))
     }
 
     /// The namespace of the manifests.
@@ -753,9 +727,45 @@ fn changes(
     )
 }
 
-/// Prints files. A comment before each of several has its name; manifests make one file for
-/// kubectl.
-fn print_files(files: &[File], separator: &str, output: Output) -> Result<ExitCode> {
+/// Writes files to a directory. `name` is that of the target or template in the list of what was
+/// written.
+fn write_files(
+    args: &PlanArgs,
+    dir: &Path,
+    name: &str,
+    files: &[File],
+    output: Output,
+) -> Result<ExitCode> {
+    // netplan warns of files that others may read; manifests and switch configuration are shared.
+    let mode = if args.to == Some(Target::Netplan) {
+        0o600
+    } else {
+        0o666
+    };
+    let owner = match args.to {
+        Some(Target::Netplan | Target::Nvue) => Owner::Plans,
+        _ => Owner::Anybody,
+    };
+    let stale = if args.prune {
+        Stale::Remove
+    } else {
+        Stale::Keep
+    };
+    let run = if args.diff { Run::Dry } else { Run::Write };
+    let out = Out {
+        dir,
+        target: name,
+        mode,
+        owner,
+        stale,
+        run,
+    };
+    out::write(&out, files, output)
+}
+
+/// Prints files. A comment before each of several has its name, except for those of a user's
+/// template; manifests make one file for kubectl.
+fn print_files(target: Option<Target>, files: &[File], output: Output) -> Result<ExitCode> {
     if output == Output::Json {
         let files: Vec<_> = files
             .iter()
@@ -764,13 +774,32 @@ fn print_files(files: &[File], separator: &str, output: Output) -> Result<ExitCo
         print(&pretty(&json!({ "files": files })))?;
         return Ok(ExitCode::SUCCESS);
     }
+    let separator = match target {
+        // JSON knows no comments.
+        Some(Target::NodeJson | Target::Sonic) if files.len() > 1 => fail!(
+            InvalidConfig,
+            "{} files: write them with --out, or print them with --output json",
+            files.len()
+        ),
+        Some(Target::Nvue | Target::Csv | Target::Json) => "",
+        _ => "---\n",
+    };
     for file in files {
-        if files.len() > 1 {
+        if files.len() > 1 && target.is_some() {
             print(&format!("{separator}# {}\n", file.name))?;
         }
         print(&file.text)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+impl Target {
+    /// Its name on the command line.
+    fn name(self) -> String {
+        self.to_possible_value()
+            .map(|value| value.get_name().to_owned())
+            .unwrap_or_default()
+    }
 }
 
 impl Kind {
