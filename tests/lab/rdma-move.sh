@@ -40,6 +40,25 @@ check_sees_that_the_device_has_left_the_pod() {
     del pod1 net1 "$config"
 }
 
+# Neither name is free until the other device has its own.
+names_that_a_pod_exchanged_are_restored() {
+    local first second before
+    first=$(conf 0 "$(vf 0)" '"rdma": "required"')
+    second=$(conf 1 "$(vf 1)" '"rdma": "required"')
+    before=$(on_host | cut -d' ' -f2- | sort)
+    pod pod1
+    add pod1 net1 "$first"
+    add pod1 net2 "$second"
+    in_pod pod1 rdma dev set rxe00 name theirs
+    in_pod pod1 rdma dev set rxe10 name rxe00
+    in_pod pod1 rdma dev set theirs name rxe10
+    del pod1 net1 "$first"
+    del pod1 net2 "$second"
+    "$bin/railctl" reap >/dev/null
+    same "on the host" "$before" "$(on_host | cut -d' ' -f2- | sort)"
+    same "pending" 0 "$("$bin/railctl" status --output json | jq '.pending | length')"
+}
+
 # verbs_of NAME: the file of an RDMA device, in whatever namespace that is.
 verbs_of() {
     local entry
@@ -411,7 +430,8 @@ eight_adds_and_dels_at_once_lose_no_device() {
 }
 
 rxe_on_vfs 4
-run_cases the_device_goes_with_its_vf_and_comes_back the_file_for_verbs_is_the_one_that_devices_names check_sees_that_the_device_has_left_the_pod \
+run_cases the_device_goes_with_its_vf_and_comes_back the_file_for_verbs_is_the_one_that_devices_names \
+    names_that_a_pod_exchanged_are_restored check_sees_that_the_device_has_left_the_pod \
     the_device_of_a_dead_pod_is_the_next_ones a_name_that_the_pod_gave_it_goes_with_the_pod \
     of_eight_dels_at_once_none_loses_its_device an_add_that_fails_after_the_move_brings_the_device_back \
     a_vf_without_a_device_whose_pf_has_one_is_warned_of \

@@ -8,12 +8,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 # start_anew VF NAME: as after a reset of the firmware, with the name that udev gives.
 start_anew() {
-    local found
     echo "$1" >/sys/bus/pci/drivers/igbvf/unbind
     echo "$1" >/sys/bus/pci/drivers/igbvf/bind
     wait_until has_netdevs "/sys/bus/pci/devices/$1"
-    found=("/sys/bus/pci/devices/$1/net/"*)
-    [[ ${found[0]##*/} == "$2" ]] || ip link set "${found[0]##*/}" name "$2"
+    rename_vf "$1" "$2"
 }
 
 # Its status is 1 while something is to be done.
@@ -65,6 +63,45 @@ each_of_two_vfs_comes_back_each_time() {
     del pod2 net1 "$second"
 }
 
+# The VFs of a PF end and are made again, as after a reset of the PF or of the slot.
+a_vf_that_was_made_again_comes_back() {
+    local config result before pf number
+    pf=/sys/bus/pci/devices/$(pf 2)
+    config=$(conf 2 "$(vf 2)" '"rdma": "off", "gid": "off", "vlan": 100, "trust": "on", "mac": "02:00:00:00:02:07"')
+    pod pod1
+    add pod1 net1 "$config"
+    result=$output
+    before=$(network pod1)
+    echo 0 >"$pf/sriov_numvfs"
+    same "without it" elsewhere "$(state)"
+    same "reap" "0 returned, 0 remaining, 1 in use" "$("$bin/railctl" reap --reattach)"
+    echo 2 >"$pf/sriov_numvfs"
+    for number in 0 1; do
+        wait_until has_netdevs "/sys/bus/pci/devices/$(vf 2 "$number")"
+        rename_vf "$(vf 2 "$number")" "ens2f0v$number"
+    done
+    contains "reap" "1 attached again" "$("$bin/railctl" reap --reattach)"
+    same "the rail" "$before" "$(network pod1)"
+    check pod1 net1 "$config" "$result"
+    del pod1 net1 "$config"
+    restore_macs
+}
+
+# rename_vf VF NAME: as udev does.
+rename_vf() {
+    local found=("/sys/bus/pci/devices/$1/net/"*)
+    [[ ${found[0]##*/} == "$2" ]] || ip link set "${found[0]##*/}" name "$2"
+}
+
+# New VFs have new MACs, of which the next case is to know nothing.
+restore_macs() {
+    local name mac
+    for name in ens2f0v0 ens2f0v1; do
+        mac=$(grep "^\[\"$name\"," <<<"$pristine" | jq -r '.[2]')
+        [[ $(mac_of "$name") == "$mac" ]] || ip link set "$name" address "$mac"
+    done
+}
+
 # The RDMA device comes some time after the netdev, with another index.
 an_rdma_device_comes_back_with_its_vf() {
     local config result
@@ -99,5 +136,5 @@ a_pod_whose_rail_is_lost_ends() {
 }
 
 rdma system set netns exclusive
-run_cases a_vf_comes_back_with_its_settings each_of_two_vfs_comes_back_each_time \
+run_cases a_vf_comes_back_with_its_settings a_vf_that_was_made_again_comes_back each_of_two_vfs_comes_back_each_time \
     an_rdma_device_comes_back_with_its_vf a_pod_whose_rail_is_lost_ends

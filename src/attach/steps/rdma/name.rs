@@ -2,6 +2,7 @@
 //! node. The kernel has each name only once, over all namespaces.
 
 use anyhow::{Context as _, Result};
+use nix::errno::Errno;
 
 use super::data::{Rdma, Renamed};
 use crate::attach::context::{Bound, Cx};
@@ -11,7 +12,11 @@ use crate::netns::Netns;
 use crate::rdma_cm::is_listed;
 use crate::sysfs::Function;
 use rail_netlink::all_of;
-use rail_netlink::{Socket, rdma};
+use rail_netlink::{Error, Socket, rdma};
+
+/// The beginning of the name of a device on the host whose own name another one has; its index
+/// follows.
+const NEUTRAL_NAME: &str = "rail-cni-";
 
 /// Adds the new name to `changes`.
 pub fn plan(
@@ -123,7 +128,16 @@ fn restore_name(host: &mut Socket, index: u32, original_name: &str, cx: &Cx<'_>)
     if device.name == original_name || !is_of(cx.function.as_ref(), &device) {
         return Ok(());
     }
-    rdma::rename(host, index, original_name)
+    let renamed = rdma::rename(host, index, original_name);
+    let is_taken = renamed
+        .as_ref()
+        .is_err_and(|error| Error::is(error, Errno::EEXIST));
+    // A pod may exchange the names of its rails: while this one has the other's name, neither gets
+    // its own back.
+    if is_taken && !device.name.starts_with(NEUTRAL_NAME) {
+        rdma::rename(host, index, &format!("{NEUTRAL_NAME}{index}"))?;
+    }
+    renamed
 }
 
 /// Gives the RDMA device of a driver that was bound again the name that it had: the kernel numbers
