@@ -100,8 +100,8 @@ impl Journal<'_> {
         self.records.write(&self.record, &mut self.lock)
     }
 
-    /// Makes the planned steps in their order, and marks them. A step that is not marked may have
-    /// been made or not: undo looks. `check` is called after each step.
+    /// Makes the planned steps in their order, and marks them; the journal is to be written then. A
+    /// step that is not marked may have been made or not: undo looks. `check` is called after each.
     pub fn make(
         &mut self,
         subject: &Subject<'_>,
@@ -115,7 +115,6 @@ impl Journal<'_> {
             self.make_step(number, &asked, &mut made, cx)?;
             check(&self.record.steps[number])?;
         }
-        self.write(cx)?;
         // After the gateway probe: the kernel does not probe a permanent neighbour.
         if let Some(host_addresses) = self.record.find::<HostAddresses>() {
             if let Some(link) = cx.link_in_pod() {
@@ -232,7 +231,8 @@ impl<'a> Attaching<'a> {
     /// Makes the planned steps.
     pub fn make(&mut self, leased: &AddResult) -> Result<()> {
         self.journal
-            .make(&self.subject, leased, &mut self.cx, |_| Ok(()))
+            .make(&self.subject, leased, &mut self.cx, |_| Ok(()))?;
+        self.journal.write(&mut self.cx)
     }
 
     /// Undoes every step. Those that fail stay on record for DEL, the next ADD or `reap`.

@@ -232,8 +232,8 @@ impl Attachments {
         }
     }
 
-    /// Attaches a device that a living pod has lost to the host again, as ADD made it. An error says
-    /// why it stays lost.
+    /// Attaches a device that a living pod has lost to the host again, as ADD made it. An error means
+    /// that it is not known whether it is lost.
     pub fn reattach(&self, attachment: &Attachment, node: &Node) -> Result<Reattachment> {
         reattach::reattach(&self.records, &attachment.owner.key(), node)
     }
@@ -449,9 +449,7 @@ impl Attachment {
 
     /// The addresses that ADD set.
     pub fn addresses(&self) -> &[IpNet] {
-        self.record
-            .find::<Rail>()
-            .map_or(&[], |rail| &rail.addresses)
+        self.record.addresses()
     }
 
     /// The next hops of the routes that ADD set.

@@ -1,54 +1,62 @@
-//! A rail comes back. A driver that started anew made its device on the host, under a pod that
-//! lives: the attachment is lost. What ADD made is on record, and is made again, without the
-//! runtime, without the IPAM plugin, and with the same address.
+//! The return of a lost device to its pod. A driver that started anew made the device on the host,
+//! under a pod that lives. What ADD made is on record, and is made again, without the runtime,
+//! without the IPAM plugin, and with the same address.
 //!
 //! 1. Lock attachment and device, unless a call is at work on them.
-//! 2. Undo what is left in the pod, and plan every step again. From then on the attachment counts
-//!    as lost until all steps are made, also for calls after a kill.
-//! 3. Compare the device with node, policy and network, as ADD does; the address must still be
+//! 2. Undo what is left in the pod, and restore the netdev as it was before ADD.
+//! 3. Compare the device with node, policy and network, as ADD does. The address must still be
 //!    leased.
-//! 4. Make the steps. After an error the device goes to the host again.
+//! 4. Plan every step again, and make it. Until all are made, the attachment counts as lost, also
+//!    for calls after a kill. After an error the device goes to the host again.
+
+use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
-use ipnet::IpNet;
 
 use super::attaching::{Journal, OtherRecords, Subject};
+use super::claim;
 use super::context::Cx;
 use super::owner::Key;
-use super::record::{Progress, Record};
+use super::record::{Entry, Progress, Record};
 use super::records::Records;
 use super::state::{self, State};
+use super::step::Step as _;
 use super::steps::gateway::Gateways;
 use super::steps::moved::Move;
+use super::steps::netdev::Netdev;
 use super::steps::rail::{self, Rail};
 use super::steps::rdma::Rdma;
 use super::undo;
 use crate::cni::{AddResult, Args, Ip, Network, Strictness};
 use crate::device::{self, Device};
-use crate::ipam::table;
+use crate::ipam::{assign, table};
 use crate::netconf::{self, NetConf, Probe, Selector};
 use crate::node::Node;
-use crate::{fail, failure, files, watchdog};
+use crate::{fail, files, watchdog};
 use rail_netlink::Socket;
+use rail_netlink::address;
 use rail_netlink::link::Link;
 
 /// The outcome of a try to attach a lost device again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Outcome {
     /// The pod has its rail again.
     Reattached,
-    /// The pod has its rail, or is gone; or the device is not on the host.
+    /// The device stays on the host, for this reason, which is on record.
+    StaysLost(anyhow::Error),
+    /// Nothing is lost: the pod has its rail, or is gone, or the device is not on the host.
     NotLost,
     /// A call is at work on the attachment or on its device.
     Busy,
 }
 
-/// Attaches a lost device to its pod again. An error says why it stays lost, and is on record.
+/// Attaches a lost device to its pod again. An error means that it is not known whether the device
+/// is lost.
 pub fn reattach(records: &Records, key: &Key, node: &Node) -> Result<Outcome> {
     let Some(_lock) = records.locks.try_attachment(key)? else {
         return Ok(Outcome::Busy);
     };
-    let Some(record) = records.on_file(key)? else {
+    let Some(record) = records.find(key)? else {
         return Ok(Outcome::NotLost);
     };
     if state::of(&record, node, &mut Socket::open()?)? != State::Lost {
@@ -63,56 +71,48 @@ pub fn reattach(records: &Records, key: &Key, node: &Node) -> Result<Outcome> {
         record,
         lock,
     };
-    match attach_again(&mut journal, node) {
-        Ok(()) => Ok(Outcome::Reattached),
-        Err(error) => {
-            note_failure(&mut journal, &error);
-            Err(error)
-        }
-    }
-}
-
-/// Writes the reason to the record, unless it is there already.
-fn note_failure(journal: &mut Journal<'_>, error: &anyhow::Error) {
-    let why_not = Some(format!("{error:#}"));
+    let Err(error) = attach_again(&mut journal, node) else {
+        return Ok(Outcome::Reattached);
+    };
     let reattached = journal.record.reattached.get_or_insert_default();
-    if reattached.why_not == why_not {
-        return;
-    }
-    reattached.why_not = why_not;
-    let written = journal.records.write(&journal.record, &mut journal.lock);
-    written.unwrap_or_else(|error| log::warn!("{error:#}"));
+    reattached.why_not = Some(format!("{error:#}"));
+    records
+        .write(&journal.record, &mut journal.lock)
+        .unwrap_or_else(|error| log::warn!("{error:#}"));
+    Ok(Outcome::StaysLost(error))
 }
 
 /// Attaches the device of a lost attachment, which is locked.
 fn attach_again(journal: &mut Journal<'_>, node: &Node) -> Result<()> {
-    refuse_impossible(journal)?;
+    refuse_infiniband(&journal.record)?;
+    refuse_claimed(journal)?;
     let network = network_of(&journal.record)?;
     let owner = &journal.record.owner;
     let mut conf = NetConf::parse(&network, &owner.attachment(), node)?;
-    // A network without a rail has that of its device.
-    conf.rail = owner.rail;
     // A running pod is better off with a rail that does not answer yet than without.
     conf.probe = conf.probe.map(only_warn);
     conf.gid = conf.gid.map(only_warn);
 
     let locks = &journal.records.locks;
     let mut cx = Cx::open(owner, journal.record.facts(), node, locks)?;
-    plan_again(journal, &mut cx)?;
-    let link = cx.link_on_host()?;
+    bring_home(&mut journal.record, &mut cx)?;
+    let link = restore_netdev(&journal.record, &mut cx)?;
     let ifname = cx.owner.ifname.clone();
     rail::refuse_name_in_use(&mut cx.pod()?.socket, &ifname)?;
     refuse_unless_leased(&journal.record, node)?;
     let device = find_device(&link, &mut cx)?;
     device::allowed::check(&device, &conf, node, &network.name, &mut cx.host)?;
-    renew_numbers(journal, &link, &conf, &mut cx)?;
+    claim::refuse_pf_of_attached_vfs(journal.records, &device, node, &mut cx.host)?;
+    if conf.is_of_host {
+        refuse_address_of_host(&journal.record, &link, &mut cx.host)?;
+    }
+    // A network without a rail has that of its device.
+    conf.rail = cx.owner.rail;
+    renew_numbers(&mut journal.record, &link, &conf, &mut cx)?;
 
+    let listed = journal.records.list()?;
     let leased = leased(&journal.record);
-    let others = OtherRecords::new(
-        journal.records,
-        journal.records.list()?,
-        &cx.owner.container_id,
-    );
+    let others = OtherRecords::new(journal.records, listed, &cx.owner.container_id);
     let subject = Subject {
         network: &network,
         conf,
@@ -121,32 +121,30 @@ fn attach_again(journal: &mut Journal<'_>, node: &Node) -> Result<()> {
         previous: None,
         others,
     };
-    let made = make(journal, &subject, &leased, &mut cx);
-    if made.is_err() {
-        plan_again(journal, &mut cx).unwrap_or_else(|error| log::error!("{error:#}"));
-    }
-    made
+    make(journal, &subject, &leased, &mut cx)
 }
 
-/// Refuses an InfiniBand device, and one that another attachment claims.
-fn refuse_impossible(journal: &mut Journal<'_>) -> Result<()> {
+fn refuse_infiniband(record: &Record) -> Result<()> {
+    let device = &record.owner.device;
+    if device.link.as_ref().is_some_and(Link::is_infiniband) {
+        fail!(
+            UnsupportedField,
+            "{} is an InfiniBand device, which only a new pod gets: restart the pod",
+            device.id
+        );
+    }
+    Ok(())
+}
+
+fn refuse_claimed(journal: &mut Journal<'_>) -> Result<()> {
     let Journal {
         records,
         record,
         lock,
     } = journal;
     let id = &record.owner.device.id;
-    let link = record.owner.device.link.as_ref();
-    if link.is_some_and(Link::is_infiniband) {
-        fail!(
-            UnsupportedField,
-            "{id} is an InfiniBand device, which only a new pod gets: restart the pod"
-        );
-    }
-    if let Some(other) = records
-        .claims_on(id, lock, Some(&record.owner.key()))?
-        .first()
-    {
+    let claims = records.claims_on(id, lock, Some(&record.owner.key()))?;
+    if let Some(other) = claims.first() {
         fail!(TryAgain, "{id} is claimed by {}", other.owner.describe());
     }
     Ok(())
@@ -178,37 +176,66 @@ fn only_warn(probe: Probe) -> Probe {
     }
 }
 
-/// Undoes what is in the pod, so that the device is on the host, and plans all steps again.
-fn plan_again(journal: &mut Journal<'_>, cx: &mut Cx<'_>) -> Result<()> {
-    let taken = undo::take_home(&mut journal.record, cx);
-    for step in &mut journal.record.steps {
-        step.progress = Progress::Planned;
-    }
-    journal.record.reattached.get_or_insert_default();
+/// Undoes what is in the pod, so that the device is on the host. Its steps count as made then, as
+/// those of any lost device; where it is not certain to be there, as planned.
+fn bring_home(record: &mut Record, cx: &mut Cx<'_>) -> Result<()> {
+    let is_home = undo::take_home(record, cx);
+    let progress = match is_home {
+        Ok(true) => Progress::Done,
+        Ok(false) | Err(_) => Progress::Planned,
+    };
+    set_progress(record, &progress);
     cx.owner.inside.index = 0;
-    journal.write(cx)?;
-    let is_home = taken?;
-    let id = &cx.owner.device.id;
-    is_home.then_some(()).ok_or_else(|| {
-        failure!(
+    record.owner.inside.index = 0;
+    if !is_home? {
+        fail!(
             TryAgain,
-            "{id} is neither in its pod nor on the host: another namespace has it"
-        )
-    })
+            "{} is neither in its pod nor on the host: another namespace has it",
+            cx.owner.device.id
+        );
+    }
+    Ok(())
 }
 
-/// Fails if the address of a lease of rail-ipam is not this attachment's any more.
+fn set_progress(record: &mut Record, progress: &Progress) {
+    for step in &mut record.steps {
+        step.progress = progress.clone();
+    }
+}
+
+/// Gives the netdev on the host what it had before ADD: name, MTU, MAC, altnames, settings. A
+/// driver makes a netdev with its defaults.
+fn restore_netdev(record: &Record, cx: &mut Cx<'_>) -> Result<Link> {
+    if let Some(netdev) = record.find::<Netdev>() {
+        let restored = netdev.undo(cx);
+        restored.unwrap_or_else(|error| log::warn!("{error:#}"));
+    }
+    cx.await_home()?;
+    let Some(link) = cx.at_home() else {
+        fail!(
+            TryAgain,
+            "{} has no netdev on the host: its driver has not made it anew yet",
+            cx.owner.device.id
+        );
+    };
+    Ok(link)
+}
+
+/// Fails if the address of a lease of rail-ipam is not this attachment's any more. With the lock of
+/// the table: an ADD that found the device on the host may be about to write another lease.
 fn refuse_unless_leased(record: &Record, node: &Node) -> Result<()> {
     if !record.is_by_rail_ipam() {
         return Ok(());
     }
     let owner = &record.owner;
+    let _lock = assign::hold(node)?;
     let leases = table::held_by(node, &owner.network, &owner.attachment())?;
-    for net in addresses(record) {
+    for net in record.addresses() {
         if !leases.iter().any(|lease| lease.address == net.addr()) {
             fail!(
                 TryAgain,
-                "the lease of {} is gone (`railctl release`, or another pod has the address): restart the pod",
+                "{} is not leased to it any more, by `railctl release`, or because /run/rail-cni was emptied or another \
+                 pod has the address: restart the pod",
                 net.addr()
             );
         }
@@ -229,38 +256,48 @@ fn find_device(link: &Link, cx: &mut Cx<'_>) -> Result<Device> {
         .with_context(|| format!("{} is not that of {}", link.name, cx.owner.device.id))
 }
 
-/// Takes over what a driver numbers anew: the index of the netdev, those of the RDMA devices, and
-/// a MAC that no network sets.
-fn renew_numbers(
-    journal: &mut Journal<'_>,
-    link: &Link,
-    conf: &NetConf,
-    cx: &mut Cx<'_>,
-) -> Result<()> {
+/// Refuses addresses of the host that it has on another link by now.
+fn refuse_address_of_host(record: &Record, link: &Link, host: &mut Socket) -> Result<()> {
+    for (index, address) in address::in_namespace(host)? {
+        let is_ours = record.addresses().contains(&address.net);
+        if is_ours && index != link.index {
+            fail!(
+                InvalidConfig,
+                "the host has {} on another device by now",
+                address.net
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Takes over what a driver numbers anew: the index of the netdev, those of the RDMA devices, and a
+/// MAC that no network sets.
+fn renew_numbers(record: &mut Record, link: &Link, conf: &NetConf, cx: &mut Cx<'_>) -> Result<()> {
     if let Some(original) = &mut cx.owner.device.link {
         original.index = link.index;
     }
     if conf.mac.is_none() {
         cx.owner.inside.mac.clone_from(&link.mac);
     }
-    if let Some(rdma) = journal.record.find_mut::<Rdma>() {
-        rdma.renew(conf, cx)?;
+    match record.find_mut::<Rdma>() {
+        Some(rdma) => rdma.renew(conf, cx),
+        None => Ok(()),
     }
-    journal.write(cx)
 }
 
 /// The answer of ADD's IPAM plugin, as far as the steps need it again.
 fn leased(record: &Record) -> AddResult {
-    let mut gateways: Vec<_> = record
-        .find::<Rail>()
-        .map(|rail| rail.next_hops().collect())
-        .unwrap_or_default();
+    let mut gateways: Vec<IpAddr> = Vec::new();
+    if let Some(rail) = record.find::<Rail>() {
+        gateways.extend(rail.next_hops());
+    }
     if let Some(asked) = record.find::<Gateways>() {
         gateways.extend(&asked.gateways);
     }
     let mut leased = AddResult::default();
-    for net in addresses(record) {
-        let is_of_family = |gateway: &&std::net::IpAddr| gateway.is_ipv4() == net.addr().is_ipv4();
+    for net in record.addresses() {
+        let is_of_family = |gateway: &&IpAddr| gateway.is_ipv4() == net.addr().is_ipv4();
         leased.ips.push(Ip {
             address: *net,
             gateway: gateways.iter().find(is_of_family).copied(),
@@ -270,32 +307,36 @@ fn leased(record: &Record) -> AddResult {
     leased
 }
 
-fn addresses(record: &Record) -> &[IpNet] {
-    record.find::<Rail>().map_or(&[], |rail| &rail.addresses)
-}
-
-/// Makes all steps. Once the device is in the pod, nobody else gets its address; so the lease is
-/// looked at again then, before the address is set.
+/// Plans and makes all steps. The lease is looked at again once nobody else can get it: when the
+/// device is in the pod, and, for leases without a device, when the address is.
 fn make(
     journal: &mut Journal<'_>,
     subject: &Subject<'_>,
     leased: &AddResult,
     cx: &mut Cx<'_>,
 ) -> Result<()> {
+    set_progress(&mut journal.record, &Progress::Planned);
+    let before = journal.record.reattached.clone().unwrap_or_default();
+    journal.record.reattached = Some(before.clone());
+    journal.write(cx)?;
+    let planned = journal.record.clone();
     let node = cx.node;
-    let before = journal.record.clone();
-    let reattached = journal.record.reattached.get_or_insert_default();
-    reattached.times = reattached.times.saturating_add(1);
-    reattached.last = files::now();
-    reattached.why_not = None;
-    let made = journal.make(subject, leased, cx, |step| {
-        if step.is::<Move>() {
-            return refuse_unless_leased(&before, node);
+    let mut made = journal.make(subject, leased, cx, |step: &Entry| {
+        if step.is::<Move>() || step.is::<Rail>() {
+            return refuse_unless_leased(&planned, node);
         }
         Ok(())
     });
+    if made.is_ok() {
+        let reattached = journal.record.reattached.insert(before);
+        reattached.times = reattached.times.saturating_add(1);
+        reattached.last = files::now();
+        reattached.why_not = None;
+        made = journal.write(cx);
+    }
     if made.is_err() {
-        journal.record.reattached = before.reattached;
+        bring_home(&mut journal.record, cx).unwrap_or_else(|error| log::error!("{error:#}"));
+        journal.record.owner = cx.owner.clone();
     }
     made
 }

@@ -4,6 +4,7 @@
 //! undone, and nothing else.
 
 use anyhow::{Context as _, Result};
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -62,8 +63,8 @@ pub struct Request {
     pub args: String,
 }
 
-/// The returns of a lost device to its pod. While the steps are made, and after an error, they are
-/// planned, and the attachment counts as lost.
+/// The returns of a lost device to its pod. While the steps are made they are planned, and the
+/// attachment counts as lost.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Reattached {
@@ -91,7 +92,7 @@ pub struct Entry {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Progress {
-    /// ADD has not come to its end: it may have been made or not.
+    /// ADD, or a return of the device, has not come to its end: it may have been made or not.
     Planned,
     /// It is made.
     Done,
@@ -264,6 +265,11 @@ impl Record {
         Some(before)
     }
 
+    /// The addresses that ADD set.
+    pub fn addresses(&self) -> &[IpNet] {
+        self.find::<Rail>().map_or(&[], |rail| &rail.addresses)
+    }
+
     /// Its GIDs.
     pub fn found_gids(&self) -> &[Gid] {
         self.find::<Gids>().map_or(&[], |gids| &gids.found)
@@ -286,9 +292,9 @@ impl Record {
         })
     }
 
-    /// Whether its device is between the host and its pod once more.
+    /// Whether a try to attach its lost device again was killed, or is at work.
     pub fn is_returning(&self) -> bool {
-        self.reattached.is_some() && !self.is_attached()
+        self.reattached.is_some() && !self.is_attached() && !self.is_ending()
     }
 
     /// Whether a DEL, or another end, has begun to undo it.
@@ -298,7 +304,7 @@ impl Record {
         self.steps.iter().any(is_tried)
     }
 
-    /// Whether ADD came to its end.
+    /// Whether ADD, or the last return of the device, came to its end.
     pub fn is_attached(&self) -> bool {
         self.steps
             .iter()

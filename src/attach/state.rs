@@ -76,7 +76,7 @@ fn has_returned(record: &Record, node: &Node, host: &mut Socket) -> Result<bool>
     Ok(locate::on_host(&record.owner, function.as_ref(), node, host)?.is_some())
 }
 
-/// The state of an attachment in a living pod whose ADD came to its end.
+/// The state of an attachment in a living pod, by the place of its device.
 fn in_living(record: &Record, node: &Node, host: &mut Socket) -> Result<State> {
     let owner = &record.owner;
     let netns = Netns::open(&owner.netns.path)?;
@@ -106,9 +106,12 @@ fn in_living(record: &Record, node: &Node, host: &mut Socket) -> Result<State> {
             .as_ref()
             .is_some_and(|function| function.driver().is_none());
     let is_on_host = is_unbound || locate::on_host(owner, function.as_ref(), node, host)?.is_some();
-    Ok(match is_on_host {
-        true if record.is_ending() => State::OnHost,
-        true => State::Lost,
-        false => State::Elsewhere,
+    if !is_on_host {
+        return Ok(State::Elsewhere);
+    }
+    Ok(if record.is_ending() {
+        State::OnHost
+    } else {
+        State::Lost
     })
 }

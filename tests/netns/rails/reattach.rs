@@ -6,7 +6,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::harness::{self, Host, Ran, Sleeper, rail, vf_address, with};
+use crate::harness::{self, Host, Ran, Sleeper, pf_address, rail, vf_address, with};
+use crate::host_address;
 
 /// A pod that has rail 0 with all that a network can set without a PF.
 struct Attached {
@@ -156,8 +157,8 @@ fn a_lost_rail_comes_back_as_add_made_it() {
     attached.is_whole_and_ends();
 }
 
-/// The netdev of a VF that its driver made anew has another index and, where nobody prescribes one,
-/// another MAC. The function tells whose it is.
+/// The netdev of a VF that its driver made anew has another index, another MAC where nobody prescribes
+/// one, and the driver's MTU. The function tells whose it is.
 #[test]
 fn a_vf_that_its_driver_made_anew_comes_back() {
     let Some(host) = Host::new("reattach::anew") else {
@@ -166,7 +167,9 @@ fn a_vf_that_its_driver_made_anew_comes_back() {
     host.add_rail(0);
     host.make_vf(0, "mlx5_core");
     let pod = host.add_netns("pod");
-    let more = json!({"device": "", "deviceID": vf_address(0), "mtu": 1400, "gid": "off"});
+    host.ip("link set vf0 mtu 9000");
+    let original = host.json(None, "link show vf0")[0]["address"].clone();
+    let more = json!({"device": "", "deviceID": vf_address(0), "mtu": null, "gid": "off"});
     let config = with(rail(0), more);
     let added = host.cni("ADD", "c1", &pod, &config).ok().json();
     host.ip_in(&pod, "link del net1");
@@ -174,18 +177,14 @@ fn a_vf_that_its_driver_made_anew_comes_back() {
     host.ip(&format!(
         "link add vf0 index 900 address 02:00:00:00:09:00 type veth peer name leaf0 netns {leaf}"
     ));
-    let before = host.snapshot();
     railctl(&host, &["reap", "--reattach"]).ok();
     let check = with(config.clone(), json!({ "prevResult": added }));
     host.cni("CHECK", "c1", &pod, &check).ok();
     let link = &host.json(Some(&pod), "link show net1")[0];
-    assert_eq!(link["address"], "02:00:00:00:09:00");
+    assert_eq!((&link["address"], &link["mtu"]), (&original, &json!(9000)));
     host.cni("DEL", "c1", &pod, &config).ok();
-    let after = host.snapshot();
-    assert_eq!(
-        after["links"]["vf0"]["mtu"], before["links"]["vf0"]["mtu"],
-        "{after}"
-    );
+    let link = &host.json(None, "link show vf0")[0];
+    assert_eq!((&link["address"], &link["mtu"]), (&original, &json!(9000)));
     assert!(host.leases().is_empty() && host.records().is_empty());
 }
 
@@ -259,7 +258,7 @@ fn what_stands_in_the_way_is_said_and_tried_again() {
     let lease = &host.leases()[0];
     let content = std::fs::read(lease).unwrap();
     std::fs::remove_file(lease).unwrap();
-    attached.stays_lost("the lease of 172.16.0.0 is gone");
+    attached.stays_lost("172.16.0.0 is not leased to it any more");
     std::fs::write(lease, content).unwrap();
     attached.reattach().ok();
     assert_eq!(attached.status()["reattached"]["whyNot"], Value::Null);
@@ -288,6 +287,104 @@ fn a_rail_whose_steps_fail_stays_lost() {
     host.ip_in(pod, "link del other");
     attached.reattach().ok();
     attached.is_whole_and_ends();
+}
+
+/// After a try that failed, somebody puts the device into the pod by hand: it is the pod's.
+#[test]
+fn a_rail_that_was_returned_by_hand_stays() {
+    let Some(attached) = Attached::new("reattach::by_hand", full) else {
+        return;
+    };
+    let Attached { host, pod, .. } = &attached;
+    let network = attached.network();
+    attached.lose();
+    host.ip("address add 192.0.2.9/24 dev vf0");
+    attached.stays_lost("192.0.2.9");
+    let name = pod.file_name().unwrap().to_str().unwrap();
+    host.ip(&format!("link set vf0 netns {name} name net1"));
+    host.ip_in(pod, "address add 172.16.0.0/31 dev net1");
+    assert_eq!(attached.status()["state"], "live");
+    attached.reattach().ok();
+    assert!(
+        attached.network()[0].contains("172.16.0.0/31"),
+        "{network:?}"
+    );
+    assert_eq!(attached.status()["reattached"]["times"], 0);
+    host.cni("DEL", "c1", pod, &attached.config).ok();
+    assert_eq!(host.snapshot(), attached.before);
+}
+
+/// The copy in the lock of the device is the record then, also of a pod that is gone.
+#[test]
+fn a_dead_pod_with_a_damaged_record_is_reaped() {
+    let Some(attached) = Attached::new("reattach::damaged", full) else {
+        return;
+    };
+    attached.host.hand_back(&attached.pod, "net1");
+    std::fs::write(&attached.host.records()[0], "{").unwrap();
+    let done = attached.reattach();
+    assert!(done.stdout.contains("1 returned"), "{done:?}");
+    assert!(attached.host.ip("link show vf0").contains("vf0"));
+}
+
+/// The operator moved the address to another NIC meanwhile.
+#[test]
+fn an_address_that_the_host_has_elsewhere_by_now_does_not_come_back() {
+    let of_host = |host: &Host| {
+        host.set_node(json!({"policy": {"hostAddresses": true}}));
+        host.ip("link set vf0 up");
+        host.ip("address add 172.16.0.0/31 dev vf0");
+        with(host_address::config(), json!({"gid": "off"}))
+    };
+    let Some(attached) = Attached::new("reattach::of_host", of_host) else {
+        return;
+    };
+    let host = &attached.host;
+    attached.lose();
+    host.add_rail(1);
+    host.ip("address add 172.16.0.0/31 dev vf1");
+    attached.stays_lost("the host has 172.16.0.0/31 on another device");
+    host.ip("address del 172.16.0.0/31 dev vf1");
+    attached.reattach().ok();
+    assert!(attached.network()[0].contains("172.16.0.0/31"));
+}
+
+/// Without its PF on the host, the settings of a VF could not be restored.
+#[test]
+fn a_pf_whose_vf_a_pod_got_meanwhile_does_not_come_back() {
+    let Some(host) = Host::new("reattach::pf") else {
+        return;
+    };
+    host.set_node(json!({"policy": {"pfsWithVfs": true}}));
+    host.add_rail(0);
+    host.make_vf(0, "mlx5_core");
+    host.plan("wide", "172.30.0.0/29", "172.30.0.1", &[]);
+    host.ip("link add pf0 mtu 9000 type veth peer name leaf-pf");
+    let class = host.path("sys/class/net/pf0");
+    std::fs::create_dir_all(&class).unwrap();
+    let function = host.path("sys/devices").join(pf_address(0));
+    std::os::unix::fs::symlink(function, class.join("device")).unwrap();
+    let pool = json!({"type": "rail-ipam", "pool": "wide"});
+    let of_device = |id: String| {
+        let more = json!({"device": "", "rail": null, "deviceID": id, "gid": "off", "ipam": pool});
+        with(rail(0), more)
+    };
+    let (of_pf, of_vf) = (of_device(pf_address(0)), of_device(vf_address(0)));
+    let pods = [host.add_netns("one"), host.add_netns("two")];
+    host.cni("ADD", "c1", &pods[0], &of_pf).ok();
+    let process = Sleeper::new(None);
+    host.ip_in(
+        &pods[0],
+        &format!("link set net1 down netns {}", process.pid()),
+    );
+    host.ip("link set net1 name pf0");
+    host.cni("ADD", "c2", &pods[1], &of_vf).ok();
+    let done = railctl(&host, &["reap", "--reattach"]);
+    assert!(done.stdout.contains("is the PF of"), "{done:?}");
+    host.cni("DEL", "c2", &pods[1], &of_vf).ok();
+    railctl(&host, &["reap", "--reattach"]).ok();
+    host.cni("DEL", "c1", &pods[0], &of_pf).ok();
+    assert!(host.leases().is_empty() && host.records().is_empty());
 }
 
 /// The runtime's GC does not know attachments that Multus made.

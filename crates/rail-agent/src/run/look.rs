@@ -146,7 +146,7 @@ impl Agent {
     fn follow_losses(&mut self, attachments: &[Attachment]) {
         let before = std::mem::take(&mut self.losses);
         self.report_all(losses::notices(&before, attachments));
-        if losses::is_any_new(&before, attachments) {
+        if losses::has_new_loss(&before, attachments) {
             self.reap_due = Instant::now();
         }
         self.losses = losses::seen(attachments);

@@ -9,7 +9,7 @@ use crate::text::clean;
 
 /// The reasons of the Events.
 const LOST: &str = "RailLost";
-const NOT_BACK: &str = "RailNotReattached";
+const NOT_REATTACHED: &str = "RailNotReattached";
 const BACK: &str = "RailBack";
 
 /// The attachments at the last look, by container and interface.
@@ -26,7 +26,7 @@ fn key(attachment: &Attachment) -> (String, String) {
 }
 
 /// Whether a rail was lost since the last look.
-pub(super) fn is_any_new(before: &Seen, attachments: &[Attachment]) -> bool {
+pub(super) fn has_new_loss(before: &Seen, attachments: &[Attachment]) -> bool {
     let is_new = |one: &Attachment| {
         let last = before.get(&key(one));
         one.is_lost() && !last.is_some_and(Attachment::is_lost)
@@ -68,7 +68,10 @@ fn changes(before: Option<&Attachment>, now: &Attachment) -> Vec<(&'static str, 
     if let Some(why) = now.why_not_back()
         && before.and_then(Attachment::why_not_back) != Some(why)
     {
-        changes.push((NOT_BACK, format!("could not be attached again: {why}")));
+        changes.push((
+            NOT_REATTACHED,
+            format!("could not be attached again: {why}"),
+        ));
     }
     // Also a rail that was lost and came back between two looks.
     let is_reattached = before.is_some_and(|before| before.returns() < now.returns());
@@ -111,9 +114,9 @@ mod tests {
         assert!(reasons(&none, &one("live", 0, None)).is_empty());
         let lost = one("lost", 0, None);
         assert_eq!(reasons(&none, &lost), [(LOST, false), (LOST, true)]);
-        assert!(is_any_new(&none, &lost));
+        assert!(has_new_loss(&none, &lost));
         let seen = seen(&lost);
-        assert!(!is_any_new(&seen, &lost));
+        assert!(!has_new_loss(&seen, &lost));
         assert!(reasons(&seen, &lost).is_empty());
         assert!(reasons(&seen, &one("busy", 0, None)).is_empty());
         let back = one("live", 1, None);

@@ -146,13 +146,15 @@ impl Agent {
 /// The errors of a list of devices; `None` without any.
 fn reasons(devices: &Value) -> Option<String> {
     let devices = devices.as_array()?;
-    let errors: Vec<_> = devices
-        .iter()
-        .filter_map(|device| device["error"].as_str())
-        .collect();
+    let mut reasons = Vec::new();
+    for device in devices {
+        if let (Some(id), Some(error)) = (device["device"].as_str(), device["error"].as_str()) {
+            reasons.push(format!("{id}: {error}"));
+        }
+    }
     let text = format!(
         "running pods lost rails that cannot be attached again: {}",
-        errors.join("; ")
+        reasons.join("; ")
     );
-    (!errors.is_empty()).then_some(text)
+    (!reasons.is_empty()).then_some(text)
 }

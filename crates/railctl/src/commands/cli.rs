@@ -115,14 +115,14 @@ Exit status: 0 no error, 1 an error, 2 usage error."
     )]
     Lint(LintArgs),
     /// Clean up after lost DELs: restore the devices of dead pods on the host, release their
-    /// addresses, and retry pending steps
+    /// addresses, and retry pending steps; return lost devices to running pods
     #[command(
         after_help = "WHICH is a container ID, a pod as NAMESPACE/NAME, a device as status shows it, or the file of \
 a record that cannot be read. Without WHICH, all attachments are reaped. Any WHICH that matches nothing is reported on stderr.
 A pod is never touched while its network namespace exists, or while that cannot be checked, as in another mount \
-namespace or without permission. Run the command on the host, as root.
+namespace or without permission; only --reattach returns what it has lost. Run the command on the host, as root.
 JSON: givenBack[] (restored), left[] (not) and rebuilt[]: device, netdev, network, containerID, ifname, pod, since, error; \
-undone[], pending[], forgotten[] (steps) and lost[] as in status; unreadable[] and dropped[]: damaged records that stayed or were \
+undone[], pending[], forgotten[] (steps) and lost[] as in status; reattached[] and notReattached[]: like givenBack[]; unreadable[] and dropped[]: damaged records that stayed or were \
 removed; dryRun; inUse.
 Exit status: 0 success, 1 something remains or is pending, 2 usage error."
     )]

@@ -295,9 +295,6 @@ fn reap_attachments(
         if !args.means(&attachment) {
             continue;
         }
-        if args.reattach && reattach(attachments, &attachment, node, args.dry_run, reaped)? {
-            continue;
-        }
         if let Err(error) = reap_one(attachments, &attachment, node, args, reaped) {
             reaped.left.push((attachment, Some(format!("{error:#}"))));
         }
@@ -362,7 +359,8 @@ fn report_pending(attachments: &Attachments, args: &ReapArgs, reaped: &mut Reape
     Ok(())
 }
 
-/// Attaches a lost device again. Returns whether it was lost.
+/// Attaches a lost device again. Returns whether it is lost, or a call is at work on it: then there
+/// is nothing to reap.
 fn reattach(
     attachments: &Attachments,
     attachment: &Attachment,
@@ -377,11 +375,11 @@ fn reattach(
         }
         return Ok(is_lost);
     }
-    match attachments.reattach(attachment, node) {
-        Ok(Reattachment::NotLost) => return Ok(false),
-        Ok(Reattachment::Busy) => reaped.in_use += 1,
-        Ok(Reattachment::Reattached) => reaped.reattached.push(attachment.clone()),
-        Err(error) => {
+    match attachments.reattach(attachment, node)? {
+        Reattachment::NotLost => return Ok(false),
+        Reattachment::Busy => reaped.in_use += 1,
+        Reattachment::Reattached => reaped.reattached.push(attachment.clone()),
+        Reattachment::StaysLost(error) => {
             let why = format!("{error:#}");
             reaped.not_reattached.push((attachment.clone(), Some(why)));
         }
@@ -396,6 +394,9 @@ fn reap_one(
     args: &ReapArgs,
     reaped: &mut Reaped,
 ) -> Result<()> {
+    if args.reattach && reattach(attachments, attachment, node, args.dry_run, reaped)? {
+        return Ok(());
+    }
     let ended = attachments.end(attachment, args.force, args.dry_run, node)?;
     let attachment = attachment.clone();
     match ended {

@@ -32,6 +32,8 @@ pub use name::restore_names_made_anew;
 
 /// Patience with RDMA devices on their way back from a namespace that has ended.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// Patience with a driver that makes its RDMA devices anew.
+const PATIENCE_WITH_DRIVER: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(10);
 
 impl Step for Rdma {
@@ -170,6 +172,26 @@ fn refuse_in_use(socket: &mut Socket, device: &rdma::Device, what: &str) -> Resu
     )
 }
 
+/// Waits until the function has `count` RDMA devices on the host, which its driver makes after the
+/// netdev. Returns their names.
+fn await_devices(count: usize, id: &str, function: Option<&Function>) -> Result<Vec<String>> {
+    let deadline = Instant::now() + PATIENCE_WITH_DRIVER;
+    loop {
+        let names = function.map_or_else(|| Ok(Vec::new()), Function::list_rdma_devices)?;
+        if names.len() >= count {
+            return Ok(names);
+        }
+        if Instant::now() > deadline {
+            fail!(
+                TryAgain,
+                "{id} had {count} RDMA devices, and has {} on the host: its driver has not made them anew yet",
+                names.len()
+            );
+        }
+        sleep(PAUSE);
+    }
+}
+
 /// The host sees no RDMA device of the function: another namespace may have it.
 fn without_device(conf: &NetConf, device: &Device, is_exclusive: bool, node: &Node) -> Result<()> {
     let what = device.describe();
@@ -286,22 +308,19 @@ impl Rdma {
         if count_before == 0 {
             return Ok(());
         }
+        let id = &cx.owner.device.id;
+        let function = cx.function.as_ref();
+        await_devices(count_before, id, function)?;
         if let Some(bound) = &cx.facts.driver {
             restore_names_made_anew(bound, cx).unwrap_or_else(|error| log::warn!("{error:#}"));
         }
-        let id = &cx.owner.device.id;
-        let function = cx.function.as_ref();
-        let names = function.map_or_else(|| Ok(Vec::new()), Function::list_rdma_devices)?;
-        let count = names.len();
-        if count < count_before {
-            fail!(
-                TryAgain,
-                "{id} had {count_before} RDMA devices, and has {count} on the host: its driver has not made them anew yet"
-            );
-        }
+        let names = await_devices(count_before, id, function)?;
         let is_any = !self.moving.is_empty() || self.renamed.is_some();
         if let Some(mut host) = if is_any { rdma::open()? } else { None } {
             let devices = rdma::named(&mut host, &names)?;
+            if devices.len() < names.len() {
+                fail!(TryAgain, "the RDMA devices of {id} are being renamed");
+            }
             for (moving, device) in self.moving.iter_mut().zip(&devices) {
                 refuse_in_use(&mut host, device, id)?;
                 moving.index = device.index;
