@@ -28,6 +28,8 @@ const RAIL_PATTERN: &str = "{rail}";
 /// Interval of the checks of both sockets, the kubelet's and the agent's, if inotify reports no
 /// change. A starting kubelet removes all sockets and makes its own again.
 const KUBELET_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Time without a kubelet before the log has it. A kubelet that starts anew takes some seconds.
+const KUBELET_PATIENCE: Duration = Duration::from_secs(10);
 /// Pause before the second registration.
 const FIRST_RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Time for one registration.
@@ -62,6 +64,8 @@ pub fn parse_resource(text: &str) -> Result<String, String> {
 pub struct Resources {
     pattern: String,
     railctl: PathBuf,
+    /// The directory of the kubelet's socket.
+    kubelet_dir: PathBuf,
     /// Time that a PF must have its link again before its devices are healthy.
     patience: Duration,
     /// The link of each PF.
@@ -74,10 +78,16 @@ pub struct Resources {
 
 impl Resources {
     /// Resources without devices.
-    pub fn new(pattern: &str, plugins_dir: &Path, patience: Duration) -> Resources {
+    pub fn new(
+        pattern: &str,
+        plugins_dir: &Path,
+        kubelet_root_dir: &Path,
+        patience: Duration,
+    ) -> Resources {
         Resources {
             pattern: pattern.to_owned(),
             railctl: plugins_dir.join(RAILCTL),
+            kubelet_dir: kubelet_root_dir.join(kubelet::PLUGINS),
             patience,
             links: HashMap::new(),
             offered: BTreeMap::new(),
@@ -110,6 +120,7 @@ impl Resources {
                     let plugin = Plugin {
                         host: Host::open()?,
                         railctl: self.railctl.clone(),
+                        kubelet_dir: self.kubelet_dir.clone(),
                         resource: resource.clone(),
                         listing: self.listing.subscribe(),
                         devices: receiver,
@@ -150,11 +161,20 @@ impl Resources {
     }
 }
 
+/// The outcome of an offer.
+enum Offered {
+    /// A kubelet took the devices, and has ended.
+    UntilItsEnd,
+    /// There is no kubelet.
+    ToNobody,
+}
+
 /// The device plugin of one resource.
 #[derive(Debug)]
 struct Plugin {
     host: Host,
     railctl: PathBuf,
+    kubelet_dir: PathBuf,
     resource: String,
     devices: watch::Receiver<Devices>,
     listing: watch::Receiver<Arc<Listing>>,
@@ -163,10 +183,25 @@ struct Plugin {
 impl Plugin {
     async fn keep_offering(self: Arc<Plugin>) {
         let mut last_error = None;
+        let mut absent_since = Instant::now();
+        let mut is_absence_logged = false;
         loop {
-            let Err(error) = self.offer().await else {
-                last_error = None;
-                continue;
+            let error = match self.offer().await {
+                Ok(Offered::UntilItsEnd) => {
+                    last_error = None;
+                    absent_since = Instant::now();
+                    is_absence_logged = false;
+                    continue;
+                }
+                Ok(Offered::ToNobody) => {
+                    last_error = None;
+                    if !is_absence_logged && absent_since.elapsed() > KUBELET_PATIENCE {
+                        is_absence_logged = true;
+                        log("warn", &self.without_kubelet());
+                    }
+                    continue;
+                }
+                Err(error) => error,
             };
             let error = error_text(&error);
             // A kubelet makes its socket shortly before it listens.
@@ -186,17 +221,26 @@ impl Plugin {
         }
     }
 
+    fn without_kubelet(&self) -> String {
+        format!(
+            "the resource {} is not offered: there is no {} on the host: does kubelet run, and is its --root-dir the \
+             agent's --kubelet-root-dir?",
+            self.resource,
+            self.kubelet_dir.join(kubelet::KUBELET_SOCKET).display()
+        )
+    }
+
     /// Offers the resource to the present kubelet until that ends. Returns after a while if there is
     /// none.
-    async fn offer(self: &Arc<Plugin>) -> Result<()> {
-        let Some(dir) = self.host.dir(Path::new(kubelet::DIRECTORY))? else {
+    async fn offer(self: &Arc<Plugin>) -> Result<Offered> {
+        let Some(dir) = self.host.dir(&self.kubelet_dir)? else {
             tokio::time::sleep(KUBELET_CHECK_INTERVAL).await;
-            return Ok(());
+            return Ok(Offered::ToNobody);
         };
         let changes = Changes::open(&dir);
         let Some(kubelet_socket) = socket_identity(&dir) else {
             changes.wait().await;
-            return Ok(());
+            return Ok(Offered::ToNobody);
         };
         let socket = format!("rail-agent_{}.sock", self.resource.replace('/', "_"));
         dir.remove(&socket)?;
@@ -222,7 +266,7 @@ impl Plugin {
         {
             changes.wait().await;
         }
-        Ok(())
+        Ok(Offered::UntilItsEnd)
     }
 
     async fn accept(self: Arc<Plugin>, listener: UnixListener) {
@@ -537,7 +581,12 @@ mod tests {
     #[test]
     fn a_device_is_healthy_while_its_link_is_there_and_add_accepts_it_or_a_pod_has_it() {
         let begun = Instant::now();
-        let mut all = Resources::new("a.b/c", Path::new("/"), Duration::from_secs(60));
+        let mut all = Resources::new(
+            "a.b/c",
+            Path::new("/"),
+            Path::new("/"),
+            Duration::from_secs(60),
+        );
         let mut of = |state: &str, link: &str, is_vf: bool, second: u64| {
             let mut device = listing(&[("0a", 0, 0)]).devices.remove(0);
             device.state = state.to_owned();

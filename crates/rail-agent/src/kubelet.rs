@@ -20,8 +20,10 @@ use prost::Message;
 use tokio::net::UnixStream;
 use tokio::sync::watch::Receiver;
 
-/// The directory of the kubelet's socket and of those of plugins.
-pub const DIRECTORY: &str = "/var/lib/kubelet/device-plugins";
+/// The usual root directory of the kubelet.
+pub const ROOT_DIR: &str = "/var/lib/kubelet";
+/// The directory of the kubelet's socket and of those of plugins, below the root directory.
+pub const PLUGINS: &str = "device-plugins";
 /// The kubelet's socket.
 pub const KUBELET_SOCKET: &str = "kubelet.sock";
 const VERSION: &str = "v1beta1";

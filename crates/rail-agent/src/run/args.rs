@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use crate::devices;
+use crate::kubelet;
 use crate::node::Names;
 
 /// The source of this node's plan.
@@ -82,6 +83,9 @@ pub struct RunArgs {
     /// for a pattern such as nvidia.com/rail-{rail} as one resource per rail; empty: no resource
     #[arg(long, value_name = "RESOURCE", default_value = "", value_parser = devices::parse_resource)]
     pub(super) resource: String,
+    /// Root directory of kubelet on the host, as in its option --root-dir
+    #[arg(long, value_name = "DIR", default_value = kubelet::ROOT_DIR)]
+    pub(super) kubelet_root_dir: PathBuf,
     /// Be DRANET's profile provider, on the socket dranet/provider.sock in the run directory
     #[arg(long)]
     pub(super) dranet: bool,

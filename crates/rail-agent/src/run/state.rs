@@ -146,6 +146,7 @@ impl Agent {
             Resources::new(
                 &args.resource,
                 &args.plugins_dir,
+                &args.kubelet_root_dir,
                 Duration::from_secs(args.taint_after),
             )
         });

@@ -5,6 +5,8 @@ use std::fs;
 use std::io::Write as _;
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
@@ -1437,6 +1439,26 @@ fn a_rail_that_a_running_pod_lost_is_attached_again() {
             assert!(served("/metrics").contains("rail_cni_reattached_total 1"));
             assert!(served("/metrics").contains(r#"rail_cni_attachments{state="live"} 1"#));
             end_pod("pod-a", 0);
+        },
+    );
+}
+
+/// k0s, MicroK8s and others give kubelet another directory.
+#[test]
+fn a_kubelet_in_another_directory_is_named_or_missed() {
+    on_a_node(
+        "run::a_kubelet_in_another_directory_is_named_or_missed",
+        || {
+            let offering = ["--resource", "nvidia.com/rails"];
+            let elsewhere = ["--kubelet-root-dir", "/var/lib/k0s/kubelet"];
+            let (_api, agent) = ready(&[offering, elsewhere].concat());
+            let missed = "there is no /var/lib/k0s/kubelet/device-plugins/kubelet.sock";
+            agent.until("missed", || agent.log().contains(missed));
+            let dir = Path::new("/var/lib/k0s/kubelet/device-plugins");
+            fs::create_dir_all(dir).unwrap();
+            let _kubelet = UnixListener::bind(dir.join("kubelet.sock")).unwrap();
+            let own = dir.join("rail-agent_nvidia.com_rails.sock");
+            agent.until("its socket", || own.exists());
         },
     );
 }
