@@ -3,11 +3,12 @@
 //! without the IPAM plugin, and with the same address.
 //!
 //! 1. Lock attachment and device, unless a call is at work on them.
-//! 2. Undo what is left in the pod, and restore the netdev as it was before ADD.
+//! 2. Undo what is left in the pod.
 //! 3. Compare the device with node, policy and network, as ADD does. The address must still be
 //!    leased.
-//! 4. Plan every step again, and make it. Until all are made, the attachment counts as lost, also
-//!    for calls after a kill. After an error the device goes to the host again.
+//! 4. Restore the netdev as it was before ADD. Plan every step again, and make it. Until all are
+//!    made, the attachment counts as lost, also for calls after a kill. After an error the device
+//!    goes to the host again.
 
 use std::net::IpAddr;
 
@@ -96,7 +97,7 @@ fn attach_again(journal: &mut Journal<'_>, node: &Node) -> Result<()> {
     let locks = &journal.records.locks;
     let mut cx = Cx::open(owner, journal.record.facts(), node, locks)?;
     bring_home(&mut journal.record, &mut cx)?;
-    let link = restore_netdev(&journal.record, &mut cx)?;
+    let link = netdev_on_host(&cx)?;
     let ifname = cx.owner.ifname.clone();
     rail::refuse_name_in_use(&mut cx.pod()?.socket, &ifname)?;
     refuse_unless_leased(&journal.record, node)?;
@@ -108,6 +109,7 @@ fn attach_again(journal: &mut Journal<'_>, node: &Node) -> Result<()> {
     }
     // A network without a rail has that of its device.
     conf.rail = cx.owner.rail;
+    let link = restore_netdev(&journal.record, &mut cx)?;
     renew_numbers(&mut journal.record, &link, &conf, &mut cx)?;
 
     let listed = journal.records.list()?;
@@ -211,6 +213,10 @@ fn restore_netdev(record: &Record, cx: &mut Cx<'_>) -> Result<Link> {
         restored.unwrap_or_else(|error| log::warn!("{error:#}"));
     }
     cx.await_home()?;
+    netdev_on_host(cx)
+}
+
+fn netdev_on_host(cx: &Cx<'_>) -> Result<Link> {
     let Some(link) = cx.at_home() else {
         fail!(
             TryAgain,

@@ -252,7 +252,13 @@ fn what_stands_in_the_way_is_said_and_tried_again() {
     attached.stays_lost("already has an interface net1");
     host.ip_in(pod, "link del net1");
     host.ip("address add 192.0.2.9/24 dev vf0");
+    host.ip("link set vf0 mtu 1300");
     attached.stays_lost("192.0.2.9");
+    assert_eq!(
+        host.json(None, "link show vf0")[0]["mtu"],
+        1300,
+        "the host uses it"
+    );
     host.ip("address del 192.0.2.9/24 dev vf0");
     // Whoever gets the address may have it by now.
     let lease = &host.leases()[0];
