@@ -11,6 +11,7 @@
 //!    goes to the host again.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
@@ -23,6 +24,7 @@ use super::records::Records;
 use super::state::{self, State};
 use super::step::Step as _;
 use super::steps::gateway::Gateways;
+use super::steps::host_addresses::HostAddresses;
 use super::steps::moved::Move;
 use super::steps::netdev::Netdev;
 use super::steps::rail::{self, Rail};
@@ -35,8 +37,10 @@ use crate::netconf::{self, NetConf, Probe, Selector};
 use crate::node::Node;
 use crate::{fail, files, watchdog};
 use rail_netlink::Socket;
-use rail_netlink::address;
 use rail_netlink::link::Link;
+
+/// Patience of a first try with a driver that makes its RDMA devices anew.
+const RDMA_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The outcome of a try to attach a lost device again.
 #[derive(Debug)]
@@ -86,6 +90,7 @@ pub fn reattach(records: &Records, key: &Key, node: &Node) -> Result<Outcome> {
 /// Attaches the device of a lost attachment, which is locked.
 fn attach_again(journal: &mut Journal<'_>, node: &Node) -> Result<()> {
     refuse_infiniband(&journal.record)?;
+    refuse_host_addresses(&journal.record)?;
     refuse_claimed(journal)?;
     let network = network_of(&journal.record)?;
     let owner = &journal.record.owner;
@@ -104,9 +109,6 @@ fn attach_again(journal: &mut Journal<'_>, node: &Node) -> Result<()> {
     let device = find_device(&link, &mut cx)?;
     device::allowed::check(&device, &conf, node, &network.name, &mut cx.host)?;
     claim::refuse_pf_of_attached_vfs(journal.records, &device, node, &mut cx.host)?;
-    if conf.is_of_host {
-        refuse_address_of_host(&journal.record, &link, &mut cx.host)?;
-    }
     // A network without a rail has that of its device.
     conf.rail = cx.owner.rail;
     let link = restore_netdev(&journal.record, &mut cx)?;
@@ -133,6 +135,18 @@ fn refuse_infiniband(record: &Record) -> Result<()> {
             UnsupportedField,
             "{} is an InfiniBand device, which only a new pod gets: restart the pod",
             device.id
+        );
+    }
+    Ok(())
+}
+
+/// The host configures its netdevs by itself: addresses and routes may be others by now, or in use.
+fn refuse_host_addresses(record: &Record) -> Result<()> {
+    if record.find::<HostAddresses>().is_some() {
+        fail!(
+            UnsupportedField,
+            "{} has addresses of the host, which only a new pod gets: restart the pod",
+            record.owner.device.id
         );
     }
     Ok(())
@@ -262,21 +276,6 @@ fn find_device(link: &Link, cx: &mut Cx<'_>) -> Result<Device> {
         .with_context(|| format!("{} is not that of {}", link.name, cx.owner.device.id))
 }
 
-/// Refuses addresses of the host that it has on another link by now.
-fn refuse_address_of_host(record: &Record, link: &Link, host: &mut Socket) -> Result<()> {
-    for (index, address) in address::in_namespace(host)? {
-        let is_ours = record.addresses().contains(&address.net);
-        if is_ours && index != link.index {
-            fail!(
-                InvalidConfig,
-                "the host has {} on another device by now",
-                address.net
-            );
-        }
-    }
-    Ok(())
-}
-
 /// Takes over what a driver numbers anew: the index of the netdev, those of the RDMA devices, and a
 /// MAC that no network sets.
 fn renew_numbers(record: &mut Record, link: &Link, conf: &NetConf, cx: &mut Cx<'_>) -> Result<()> {
@@ -286,8 +285,17 @@ fn renew_numbers(record: &mut Record, link: &Link, conf: &NetConf, cx: &mut Cx<'
     if conf.mac.is_none() {
         cx.owner.inside.mac.clone_from(&link.mac);
     }
+    // A driver makes the RDMA device soon after the netdev. What a first try did not see, a later
+    // one does not wait for.
+    let reattached = record.reattached.as_ref();
+    let is_first = reattached.is_none_or(|reattached| reattached.why_not.is_none());
+    let patience = if is_first {
+        RDMA_PATIENCE
+    } else {
+        Duration::ZERO
+    };
     match record.find_mut::<Rdma>() {
-        Some(rdma) => rdma.renew(conf, cx),
+        Some(rdma) => rdma.renew(conf, patience, cx),
         None => Ok(()),
     }
 }

@@ -201,7 +201,11 @@ impl Plugin {
                     }
                     continue;
                 }
-                Err(error) => error,
+                Err(error) => {
+                    absent_since = Instant::now();
+                    is_absence_logged = false;
+                    error
+                }
             };
             let error = error_text(&error);
             // A kubelet makes its socket shortly before it listens.

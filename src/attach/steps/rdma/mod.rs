@@ -32,8 +32,6 @@ pub use name::restore_names_made_anew;
 
 /// Patience with RDMA devices on their way back from a namespace that has ended.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Patience with a driver that makes its RDMA devices anew.
-const PATIENCE_WITH_DRIVER: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(10);
 
 impl Step for Rdma {
@@ -174,8 +172,13 @@ fn refuse_in_use(socket: &mut Socket, device: &rdma::Device, what: &str) -> Resu
 
 /// Waits until the function has `count` RDMA devices on the host, which its driver makes after the
 /// netdev. Returns their names.
-fn await_devices(count: usize, id: &str, function: Option<&Function>) -> Result<Vec<String>> {
-    let deadline = Instant::now() + PATIENCE_WITH_DRIVER;
+fn await_devices(
+    count: usize,
+    patience: Duration,
+    id: &str,
+    function: Option<&Function>,
+) -> Result<Vec<String>> {
+    let deadline = Instant::now() + patience;
     loop {
         let names = function.map_or_else(|| Ok(Vec::new()), Function::list_rdma_devices)?;
         if names.len() >= count {
@@ -302,19 +305,19 @@ impl Rdma {
     }
 
     /// Takes over the indexes and names of the devices on the host, which their driver may have made
-    /// anew. Fails while there are fewer than before.
-    pub fn renew(&mut self, conf: &NetConf, cx: &Cx<'_>) -> Result<()> {
+    /// anew. Fails if there are fewer than before, after the time of `patience`.
+    pub fn renew(&mut self, conf: &NetConf, patience: Duration, cx: &Cx<'_>) -> Result<()> {
         let count_before = self.names.len().max(self.moving.len());
         if count_before == 0 {
             return Ok(());
         }
         let id = &cx.owner.device.id;
         let function = cx.function.as_ref();
-        await_devices(count_before, id, function)?;
+        await_devices(count_before, patience, id, function)?;
         if let Some(bound) = &cx.facts.driver {
             restore_names_made_anew(bound, cx).unwrap_or_else(|error| log::warn!("{error:#}"));
         }
-        let names = await_devices(count_before, id, function)?;
+        let names = await_devices(count_before, Duration::ZERO, id, function)?;
         let is_any = !self.moving.is_empty() || self.renamed.is_some();
         if let Some(mut host) = if is_any { rdma::open()? } else { None } {
             let devices = rdma::named(&mut host, &names)?;
