@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::harness::{self, Host, Ran, Sleeper, pf_address, rail, vf_address, with};
 use crate::host_address;
+use crate::trace::{self, Fate};
 
 /// A pod that has rail 0 with all that a network can set without a PF.
 struct Attached {
@@ -260,7 +261,7 @@ fn what_stands_in_the_way_is_said_and_tried_again() {
         "the host uses it"
     );
     host.ip("address del 192.0.2.9/24 dev vf0");
-    // Whoever gets the address may have it by now.
+    // Another pod may have the address by now.
     let lease = &host.leases()[0];
     let content = std::fs::read(lease).unwrap();
     std::fs::remove_file(lease).unwrap();
@@ -268,6 +269,50 @@ fn what_stands_in_the_way_is_said_and_tried_again() {
     std::fs::write(lease, content).unwrap();
     attached.reattach().ok();
     assert_eq!(attached.status()["reattached"]["whyNot"], Value::Null);
+    attached.is_whole_and_ends();
+}
+
+/// A lease that goes at any moment before the device is in the pod, where nobody else gets it any
+/// more: the pod never has an address that it does not lease.
+#[test]
+fn an_address_is_set_only_while_it_is_leased() {
+    let Some(attached) = Attached::new("reattach::lease", full) else {
+        return;
+    };
+    if !trace::is_allowed("reattach::lease") {
+        return;
+    }
+    let Attached {
+        host, pod, config, ..
+    } = &attached;
+    let lease = host.leases()[0].clone();
+    let content = std::fs::read(&lease).unwrap();
+    let call = host.call("ADD", "c1", pod).without("CNI_COMMAND");
+    let call = call
+        .program(harness::railctl())
+        .args(&["reap", "--reattach"]);
+    let is_in_pod = || host.ip_in(pod, "-br link").contains("net1");
+    let mut removed_before_move = 0;
+    for victim in (60..340).step_by(7) {
+        attached.lose();
+        let mut was_in_pod = None;
+        trace::run_with(&call, config, |point| {
+            if point.count == victim {
+                was_in_pod = Some(is_in_pod());
+                std::fs::remove_file(&lease).unwrap();
+            }
+            Fate::Made
+        });
+        if was_in_pod == Some(false) {
+            removed_before_move += 1;
+            assert!(!is_in_pod(), "removed before call {victim}");
+        }
+        std::fs::write(&lease, &content).unwrap();
+        if !is_in_pod() {
+            attached.reattach().ok();
+        }
+    }
+    assert!(removed_before_move > 10, "{removed_before_move}");
     attached.is_whole_and_ends();
 }
 
@@ -369,7 +414,8 @@ fn a_pf_whose_vf_a_pod_got_meanwhile_does_not_come_back() {
         let more = json!({"device": "", "rail": null, "deviceID": id, "gid": "off", "ipam": pool});
         with(rail(0), more)
     };
-    let (of_pf, of_vf) = (of_device(pf_address(0)), of_device(vf_address(0)));
+    let of_pf = of_device(pf_address(0));
+    let of_vf = of_device(vf_address(0));
     let pods = [host.add_netns("one"), host.add_netns("two")];
     host.cni("ADD", "c1", &pods[0], &of_pf).ok();
     let process = Sleeper::new(None);
