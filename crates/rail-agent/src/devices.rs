@@ -182,54 +182,45 @@ struct Plugin {
 
 impl Plugin {
     async fn keep_offering(self: Arc<Plugin>) {
-        let mut last_error = None;
+        let mut last_problem = None;
         let mut absent_since = Instant::now();
-        let mut is_absence_logged = false;
         loop {
-            let error = match self.offer().await {
-                Ok(Offered::UntilItsEnd) => {
-                    last_error = None;
-                    absent_since = Instant::now();
-                    is_absence_logged = false;
-                    continue;
+            let offered = self.offer().await;
+            if !matches!(offered, Ok(Offered::ToNobody)) {
+                absent_since = Instant::now();
+            }
+            let is_error = offered.is_err();
+            let problem = match offered {
+                Err(error) => Some(error_text(&error)),
+                Ok(Offered::ToNobody) if absent_since.elapsed() > KUBELET_PATIENCE => {
+                    Some(self.without_kubelet())
                 }
-                Ok(Offered::ToNobody) => {
-                    last_error = None;
-                    if !is_absence_logged && absent_since.elapsed() > KUBELET_PATIENCE {
-                        is_absence_logged = true;
-                        log("warn", &self.without_kubelet());
-                    }
-                    continue;
-                }
-                Err(error) => {
-                    absent_since = Instant::now();
-                    is_absence_logged = false;
-                    error
-                }
+                Ok(_) => None,
             };
-            let error = error_text(&error);
-            // A kubelet makes its socket shortly before it listens.
-            let delay = if last_error.is_none() {
-                FIRST_RETRY_DELAY
-            } else {
-                KUBELET_CHECK_INTERVAL
-            };
-            if last_error.as_ref() != Some(&error) {
+            if let Some(problem) = &problem
+                && last_problem.as_ref() != Some(problem)
+            {
                 log(
                     "warn",
-                    &format!("the resource {} is not offered: {error}", self.resource),
+                    &format!("the resource {} is not offered: {problem}", self.resource),
                 );
             }
-            last_error = Some(error);
-            tokio::time::sleep(delay).await;
+            if is_error {
+                // A kubelet makes its socket shortly before it listens.
+                let delay = if last_problem.is_none() {
+                    FIRST_RETRY_DELAY
+                } else {
+                    KUBELET_CHECK_INTERVAL
+                };
+                tokio::time::sleep(delay).await;
+            }
+            last_problem = problem;
         }
     }
 
     fn without_kubelet(&self) -> String {
         format!(
-            "the resource {} is not offered: there is no {} on the host: does kubelet run, and is its --root-dir the \
-             agent's --kubelet-root-dir?",
-            self.resource,
+            "there is no {} on the host: does kubelet run, and is its --root-dir the agent's --kubelet-root-dir?",
             self.kubelet_dir.join(kubelet::KUBELET_SOCKET).display()
         )
     }

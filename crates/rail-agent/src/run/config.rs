@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::state::{Agent, RETRY_LOOKS, RETRY_MAX_INTERVAL};
+use super::state::Agent;
 use crate::api;
 use crate::lock;
 use crate::node::{self, CLASS_LABEL};
@@ -130,9 +130,7 @@ impl Agent {
             Err(error) => Some(error_text(&error)),
         };
         if let Some(why) = &problem {
-            let again =
-                RETRY_MAX_INTERVAL.min(Duration::from_secs(self.args.interval) * RETRY_LOOKS);
-            self.vfs_due = Some(Instant::now() + again);
+            self.vfs_due = Some(Instant::now() + self.retry_interval());
             if self.logged.get("vfs") != Some(why) {
                 self.report_on_node("VfsRefused", why);
             }

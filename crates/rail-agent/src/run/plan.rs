@@ -8,7 +8,7 @@ use anyhow::Result;
 use serde_json::Value;
 
 use super::args::PlanFrom;
-use super::state::{Agent, RETRY_LOOKS, RETRY_MAX_INTERVAL};
+use super::state::Agent;
 use crate::host::{ProgramOutput, RAILCTL};
 use crate::ready::{self, Plan};
 use crate::report::{Obstacle, Refused, Show};
@@ -77,8 +77,7 @@ impl Agent {
                 }
                 let again = match plan {
                     Plan::Current(_) => jittered(RESYNC_INTERVAL),
-                    _ => RETRY_MAX_INTERVAL
-                        .min(Duration::from_secs(self.args.interval) * RETRY_LOOKS),
+                    _ => self.retry_interval(),
                 };
                 self.last_input = Some((source.text, Instant::now() + again));
                 Some(plan)

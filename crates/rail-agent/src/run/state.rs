@@ -35,7 +35,7 @@ use crate::watch::{self, Seen};
 
 /// Passes between tries to write a plan, to create VFs, or to attach lost rails again, which pods or
 /// a full disk hold up.
-pub(super) const RETRY_LOOKS: u32 = 4;
+const RETRY_LOOKS: u32 = 4;
 /// The longest time between such tries.
 pub(super) const RETRY_MAX_INTERVAL: Duration = Duration::from_secs(60);
 /// Length of the queue of Events.
@@ -233,6 +233,11 @@ impl Agent {
                 }
             }
         }
+    }
+
+    /// Time until the next try of what pods or a full disk hold up.
+    pub(super) fn retry_interval(&self) -> Duration {
+        RETRY_MAX_INTERVAL.min(Duration::from_secs(self.args.interval) * RETRY_LOOKS)
     }
 
     /// Queues an Event.

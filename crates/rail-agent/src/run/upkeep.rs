@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
-use super::state::{Agent, RETRY_LOOKS, RETRY_MAX_INTERVAL};
+use super::state::{Agent, RETRY_MAX_INTERVAL};
 use crate::claims;
 use crate::dranet;
 use crate::report::{Attachment, Preflight};
@@ -22,7 +22,7 @@ impl Agent {
         let reattaches = !self.args.no_reattach;
         let is_any_lost = self.losses.values().any(Attachment::is_lost);
         let interval = if reattaches && is_any_lost {
-            RETRY_MAX_INTERVAL.min(Duration::from_secs(self.args.interval) * RETRY_LOOKS)
+            self.retry_interval()
         } else {
             REAP_INTERVAL
         };
