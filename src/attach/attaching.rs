@@ -115,12 +115,6 @@ impl Journal<'_> {
             self.make_step(number, &asked, &mut made, cx)?;
             check(&self.record.steps[number])?;
         }
-        // After the gateway probe: the kernel does not probe a permanent neighbour.
-        if let Some(host_addresses) = self.record.find::<HostAddresses>() {
-            if let Some(link) = cx.link_in_pod() {
-                host_addresses.set_neighbours(&mut cx.pod()?.socket, &link);
-            }
-        }
         Ok(())
     }
 
@@ -225,7 +219,14 @@ impl<'a> Attaching<'a> {
     pub fn plan_and_make(&mut self, leased: &AddResult) -> Result<()> {
         self.plan(Phase::AfterLease, leased)?;
         self.journal.write(&mut self.cx)?;
-        self.make(leased)
+        self.make(leased)?;
+        // After the gateway probe: the kernel does not probe a permanent neighbour.
+        if let Some(host_addresses) = self.journal.record.find::<HostAddresses>() {
+            if let Some(link) = self.cx.link_in_pod() {
+                host_addresses.set_neighbours(&mut self.cx.pod()?.socket, &link);
+            }
+        }
+        Ok(())
     }
 
     /// Makes the planned steps.

@@ -37,7 +37,7 @@ pub fn differences(
         None if previous.interfaces.is_empty() => (),
         None => found.push(format!("prevResult has no interface {}", attachment.ifname)),
     }
-    if !record.is_attached() && !record.is_returning() {
+    if record.is_cut_off() {
         found.push("its ADD was not finished".to_owned());
         return Ok(found);
     }

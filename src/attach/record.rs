@@ -304,6 +304,11 @@ impl Record {
         self.steps.iter().any(is_tried)
     }
 
+    /// Whether ADD, or an end that began later, was killed.
+    pub fn is_cut_off(&self) -> bool {
+        !self.is_attached() && !self.is_returning()
+    }
+
     /// Whether ADD, or the last return of the device, came to its end.
     pub fn is_attached(&self) -> bool {
         self.steps

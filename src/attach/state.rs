@@ -59,9 +59,7 @@ pub fn of(record: &Record, node: &Node, host: &mut Socket) -> Result<State> {
         // The device is not in two places, whatever hides the pod.
         Life::Unknown(_) if has_returned(record, node, host)? => return Ok(State::OnHost),
         Life::Unknown(why) => return Ok(State::Unknown(why)),
-        Life::Alive if !record.is_attached() && !record.is_returning() => {
-            return Ok(State::CutOff);
-        }
+        Life::Alive if record.is_cut_off() => return Ok(State::CutOff),
         Life::Alive => (),
     }
     match in_living(record, node, host) {

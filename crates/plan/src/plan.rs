@@ -550,7 +550,7 @@ pub(crate) mod tests {
         checked(mode, family, links).0
     }
 
-    /// The same with its allocations.
+    /// Plan and allocations of these links, like [`plan`].
     pub fn checked(mode: Mode, family: Family, links: &[HostLink]) -> (Plan, Pools) {
         let scheme = Scheme {
             tiers: Tiers::Two,

@@ -160,7 +160,8 @@ impl Reaped {
         json!({"dryRun": dry_run, "rebuilt": rebuilt, "lost": lost,
             "addresses": self.addresses.iter().map(|one| json!({"address": one.address, "interface": one.ifname,
                 "netns": one.netns.path})).collect::<Vec<_>>(), "givenBack": given_back, "left": left, "inUse": self.in_use,
-            "reattached": reattached, "notReattached": not_reattached, "undone": steps(&self.undone), "pending": steps(&self.pending), "forgotten": steps(&self.forgotten),
+            "reattached": reattached, "notReattached": not_reattached,
+            "undone": steps(&self.undone), "pending": steps(&self.pending), "forgotten": steps(&self.forgotten),
             "unreadable": self.unreadable, "dropped": self.dropped})
     }
 
